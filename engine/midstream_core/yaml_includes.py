@@ -12,7 +12,7 @@ import yaml
 
 INCLUDE = "!include"
 DEEPEST = 50  # levels of nesting
-LARGEST = 1_000_000  # values of a file, where each alias counts as what it stands for
+MAX_VALUES = 1_000_000  # values of a file, where each alias counts as what it stands for
 
 
 class YamlError(Exception):
@@ -103,8 +103,8 @@ class _Extent:
             self._within.remove(id(node))
             found = 1 + sum(size for size, _ in parts), 1 + max((height for _, height in parts), default=0)
             self._known[id(node)] = found
-        if found[0] > LARGEST:
-            raise YamlError(f"{place_of(node)}: its aliases stand for more than {LARGEST} values")
+        if found[0] > MAX_VALUES:
+            raise YamlError(f"{place_of(node)}: its aliases stand for more than {MAX_VALUES} values")
         return found
 
 

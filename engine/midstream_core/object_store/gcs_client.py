@@ -37,7 +37,7 @@ T = TypeVar("T")
 def _retry() -> Retry:
     """Return the retry of transient failures, with the times of `retries`."""
     default = library("google.cloud.storage.retry").DEFAULT_RETRY
-    pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.LONGEST_PAUSE, "multiplier": 2.0}
+    pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.MAX_PAUSE, "multiplier": 2.0}
     return default.with_predicate(is_transient).with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
 
 

@@ -27,7 +27,7 @@ from midstream_core.object_store.object_checksum import ObjectChecksum
 from midstream_core.object_store.range_read import RangeRead, TakeError
 from midstream_core.object_store.s3_checksums import checksum_of
 from midstream_core.object_store.s3_multipart import (
-    MOST_PARTS,
+    MAX_PARTS,
     PARTS_AT_ONCE,
     MultipartUpload,
     groups,
@@ -264,7 +264,7 @@ class S3Client(S3Requests):
         """
         given, made = list(parts), list[StoredObject]()
         pieces = given
-        while len(pieces) > MOST_PARTS:  # of 8 MiB each where they came in a stream: 80 GB
+        while len(pieces) > MAX_PARTS:  # of 8 MiB each where they came in a stream: 80 GB
             start, joined_lots = 0, list[StoredObject]()
             for lot in groups(pieces):
                 joined_lots.append(self._joined(temporary, start, lot))

@@ -45,7 +45,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
     "evidence": "ParameterDrift Restore TrainerEvidence",
     "fence": "ClosedStart Fence first_fence Seal",
     "field_forms": "CHECKPOINT_NAME DIGEST DIGEST_OR_EMPTY DTYPE NAME RUN_ID RUN_ID_OR_EMPTY",
-    "files": "append_line canonical_json finite_json LARGEST_FILE locked open_lines open_regular parse_json read_bytes "
+    "files": "append_line canonical_json finite_json locked MAX_FILE open_lines open_regular parse_json read_bytes "
     "read_json read_json_or_none remove_unfinished_files sync_directory write_bytes write_json",
     "lineage": "Lineage LineageEntry",
     "manifest": "ArrayEntry checkpoint_state FORMAT FORMAT_VERSION MANIFEST Manifest ObjectEntry PACKED safe_relative "

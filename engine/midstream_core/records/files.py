@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Generator, List, Set, Union
 from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import DamagedRecordError, RecordError
 
-LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
+MAX_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
 TAIL = 1 << 16  # bytes of a file that are searched at a time for the end of its last complete line
 _unfinished: Set[str] = set()  # temporary files that this process writes now, in any thread
 
@@ -177,7 +177,7 @@ def parse_json(data: Union[bytes, str], where: str) -> JsonValue:
         raise RecordError(f"{where}: not JSON that can be read (nested too deeply, or too large)") from None
 
 
-def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
+def read_json(path: str, limit: int = MAX_FILE) -> Any:
     """Read the JSON value in ``path``.
 
     Raises FileNotFoundError where it is absent, DamagedRecordError where it is partial, not a regular file, or larger
@@ -189,7 +189,7 @@ def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
         raise DamagedRecordError(str(error)) from None
 
 
-def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
+def read_json_or_none(path: str, limit: int = MAX_FILE) -> Any:
     """Read the JSON value in ``path``; None where the file is absent.
 
     Raises DamagedRecordError.

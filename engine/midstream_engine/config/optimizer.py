@@ -14,7 +14,7 @@ from midstream_core.learning_rate import RULES, SHAPES
 from midstream_engine.config.errors import ConfigError
 
 MU_DTYPES, NU_DTYPES = ("float32", "bfloat16", "float16"), ("float32", "bfloat16")
-LONGEST_INTERVAL = 1_000_000  # of rolling statistics: each update reads all of them
+MAX_INTERVAL = 1_000_000  # of rolling statistics: each update reads all of them
 _BFLOAT16_STEP = 1 / 256  # a smaller part of any number may be rounded away
 
 
@@ -29,9 +29,9 @@ class SkipStepConfig:
     sigma_factor: float = 6.0  # standard deviations above their mean from which an update is skipped
 
     def __post_init__(self) -> None:
-        if not 2 <= self.rolling_interval_length <= LONGEST_INTERVAL or not self.sigma_factor > 0:
+        if not 2 <= self.rolling_interval_length <= MAX_INTERVAL or not self.sigma_factor > 0:
             raise ConfigError(
-                f"optimizer.skip_bad_steps: rolling_interval_length is at least 2 and at most {LONGEST_INTERVAL:,}, "
+                f"optimizer.skip_bad_steps: rolling_interval_length is at least 2 and at most {MAX_INTERVAL:,}, "
                 "sigma_factor above 0"
             )
 
@@ -44,9 +44,9 @@ class ClipUpdateNormConfig:
     sigma_factor: float = 3.0  # standard deviations above their mean
 
     def __post_init__(self) -> None:
-        if not 2 <= self.rolling_interval_length <= LONGEST_INTERVAL or not self.sigma_factor >= 0:
+        if not 2 <= self.rolling_interval_length <= MAX_INTERVAL or not self.sigma_factor >= 0:
             raise ConfigError(
-                f"optimizer.clip_update_norm: rolling_interval_length is at least 2 and at most {LONGEST_INTERVAL:,}, "
+                f"optimizer.clip_update_norm: rolling_interval_length is at least 2 and at most {MAX_INTERVAL:,}, "
                 "sigma_factor not negative"
             )
 

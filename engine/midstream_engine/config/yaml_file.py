@@ -14,7 +14,7 @@ _PLAIN = (type(None), bool, int, float, str, list, dict)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"
 _INTEGER = "tag:yaml.org,2002:int"
-_LARGEST = 2**63 - 1
+_MAX_INTEGER = 2**63 - 1
 _SHOWN = 40  # characters of a value in a message
 
 
@@ -48,7 +48,7 @@ class _ConfigLoader(yaml.SafeLoader):
             raise ConfigError(f"{place_of(node)}: the tag {node.tag} is not supported")
         if isinstance(value, str) and not _is_text(value):
             raise ConfigError(f"{place_of(node)}: {value!r} has a null byte or half of a surrogate pair")
-        if isinstance(value, int) and abs(value) > _LARGEST:
+        if isinstance(value, int) and abs(value) > _MAX_INTEGER:
             raise _unfit(node)
         return value
 

@@ -23,7 +23,7 @@ from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.foreign_values import TorchValue
 
-_LARGEST_PICKLE = 1 << 30  # bytes: everything but tensors is small
+_MAX_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
 SMALL = 1 << 20  # bytes of a storage that is always read completely
 
@@ -131,7 +131,7 @@ class TorchFile:
             if default is None:
                 raise self._rejected(f"has no {name}")
             return default
-        if member.size > _LARGEST_PICKLE:
+        if member.size > _MAX_PICKLE:
             raise self._rejected(f"{name} has {member.size} bytes")
         return self.member(member, name).tobytes()
 

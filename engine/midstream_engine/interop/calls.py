@@ -25,7 +25,7 @@ STORAGES = {
     "ShortStorage": np.dtype("<i2"), "CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1"),
     "BoolStorage": np.dtype("?"),
 }  # fmt: skip
-_MOST_DIMENSIONS = 16
+_MAX_DIMENSIONS = 16
 
 
 class Storage:
@@ -118,7 +118,7 @@ def _tensor(storage: object, offset: object, shape: TorchValue, stride: TorchVal
     if not isinstance(storage, Storage):
         raise ConversionError("broken pickle: a tensor without a storage")
     shape, stride = _sizes(shape), _sizes(stride)
-    if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
+    if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > _MAX_DIMENSIONS:
         raise ConversionError("broken pickle: a tensor that makes no sense")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if math.prod(shape) and last >= storage.size:

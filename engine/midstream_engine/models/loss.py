@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from midstream_core.accelerators import find_accelerator
-from midstream_core.logits import LARGEST_BLOCK
+from midstream_core.logits import MAX_BLOCK
 from midstream_engine.array_types import PyTree
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.row_product import row_product
@@ -35,7 +35,7 @@ from midstream_engine.models.sharding import (
 # head's gradient is read and written: on 8 H100 a step of a Llama with 1.24 billion parameters takes 2.48 s by
 # estimate, with 256 MiB at a time 2.60 s, and no more memory. Blocks of more than a GiB are no faster on v6e, and save
 # a hundredth of a step on v5p and a two hundredth on TPU7x, for 1.0 and 1.2 GiB.
-_PART, _MEMORY, _MOST = 16, 16 << 30, 1 << 30
+_PART, _MEMORY, _MAX_BYTES = 16, 16 << 30, 1 << 30
 # The compiler puts the last phases of the sum of the head's gradient after the backward pass of the layers, which then
 # has the larger sum of the first phase in memory. Nothing hides them there, so they end before. Not on TPU7x:
 # sparse cores send there while others compute, and 4.2 GB would be exposed, not 1.5.
@@ -59,9 +59,9 @@ def positions_a_block(hidden: NamedArray, Vocab: Axis, wanted: int | None) -> in
 def largest_block() -> int:
     """Return the number of float32 logits on a device at a time."""
     if mesh_platform() == "cpu":
-        return LARGEST_BLOCK
+        return MAX_BLOCK
     found = find_accelerator(mesh_device_kind())
-    return min(((found.memory if found else None) or _MEMORY) // _PART, _MOST) // 4
+    return min(((found.memory if found else None) or _MEMORY) // _PART, _MAX_BYTES) // 4
 
 
 def losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, *, vocab_size: int, block: int) -> NamedArray:

@@ -20,7 +20,7 @@ from midstream_engine.models.sharding import mesh_platform
 _LANES = 128  # blocks are multiples of this
 # Default positions per block: what the compilers for v5e and v6e fit in a kernel's 16 MiB of vector memory, in 16 bits
 # (tried with heads of 64 and 128). 2048 does not fit.
-_LARGEST, _LARGEST_WIDE, _HEAD = 1024, 512, 128
+_MAX_BLOCK, _MAX_WIDE_BLOCK, _HEAD = 1024, 512, 128
 
 
 def block_size(positions: int, wanted: int | None, *, narrow: bool = False) -> int:
@@ -40,7 +40,7 @@ def block_size(positions: int, wanted: int | None, *, narrow: bool = False) -> i
             "use xla"
         )
     if wanted is None:
-        sizes = (_LARGEST if narrow else _LARGEST_WIDE, _LARGEST_WIDE, 256, _LANES)
+        sizes = (_MAX_BLOCK if narrow else _MAX_WIDE_BLOCK, _MAX_WIDE_BLOCK, 256, _LANES)
         return next(size for size in sizes if positions % size == 0)
     wanted = min(wanted, positions)
     if wanted % _LANES or positions % wanted:

@@ -13,7 +13,7 @@ import optax
 from midstream_engine.array_types import OptimizerState, PyTree
 from midstream_engine.config.optimizer import SkipStepConfig
 
-_SMALLEST = 1e-6  # standard deviation: equal values do not make the next one an outlier
+_MIN_DEVIATION = 1e-6  # standard deviation: equal values do not make the next one an outlier
 SKIP = "skipstep"  # its key in the optimizer's state
 
 
@@ -74,7 +74,7 @@ def skip_step(
         number = jnp.maximum(jnp.minimum(count, window), 1)
         mean = jnp.sum(jnp.where(filled, ring, 0.0)) / number
         variance = jnp.sum(jnp.where(filled, (ring - mean) ** 2, 0.0)) / number
-        limit = mean + config.sigma_factor * jnp.maximum(jnp.sqrt(variance), _SMALLEST)
+        limit = mean + config.sigma_factor * jnp.maximum(jnp.sqrt(variance), _MIN_DEVIATION)
         return (count >= max(2, window // 2)) & (value > limit)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -35,7 +35,7 @@ CONNECT_INTERVAL = 0.2  # seconds between two tries to connect to process 0
 CONNECT_TIMEOUT = 10.0  # seconds of one try
 MESSAGE_TIMEOUT = 3600.0  # seconds that a running process may delay the others
 LEAVE_TIMEOUT = 600.0  # seconds to wait for the others at the orderly end
-LONGEST_REASON = 2000  # characters
+MAX_REASON = 2000  # characters
 DISCONNECTED = "this process has disconnected from the others"
 
 
@@ -192,10 +192,10 @@ class CoordinatorClient:
     def report_failure(self, reason: str) -> None:
         """Send the reason why this process is about to fail."""
         if self._coordinator is not None:
-            self._coordinator.fail(reason[:LONGEST_REASON])
+            self._coordinator.fail(reason[:MAX_REASON])
             return
         try:
-            self._channel.send(Message("failure", self.process, {"reason": reason[:LONGEST_REASON]}))
+            self._channel.send(Message("failure", self.process, {"reason": reason[:MAX_REASON]}))
         except OSError as error:
             log.debug("the coordinator has ended before this process: %s", error)
 
@@ -215,10 +215,10 @@ class CoordinatorClient:
         """
         self._leaving.set()
         if self._coordinator is not None:
-            self._coordinator.stop(self.process, reason[:LONGEST_REASON])
+            self._coordinator.stop(self.process, reason[:MAX_REASON])
             return
         try:
-            self._channel.send(Message("stop", self.process, {"reason": reason[:LONGEST_REASON]}))
+            self._channel.send(Message("stop", self.process, {"reason": reason[:MAX_REASON]}))
         except OSError as error:
             log.debug("the coordinator has ended before this process: %s", error)
 

@@ -25,7 +25,7 @@ from midstream_host.driver.work_directory import travelling
 
 SCAN_INTERVAL = 0.5  # seconds
 RETRY_INTERVAL = 10.0  # seconds until a checkpoint that could not be recorded is tried again, doubled each time
-LONGEST_RETRY = 300.0
+MAX_RETRY = 300.0
 QUIET = 5.0  # seconds without a change after which files that do not show their end count as complete
 
 
@@ -253,7 +253,7 @@ class CheckpointWatch:
             recorded_checkpoints.prune(self._paths, self._attempt, own=(self._epoch, self._start))
         except (OSError, records.RecordError, FenceUnreadableError) as error:
             same = (found.path, found.step) == self._failed
-            self._wait = min(2 * self._wait, LONGEST_RETRY) if same else RETRY_INTERVAL
+            self._wait = min(2 * self._wait, MAX_RETRY) if same else RETRY_INTERVAL
             self._failed, self._again = (found.path, found.step), time.monotonic() + self._wait
             self._error = error
         except Exception as error:  # noqa: BLE001  raised by the driver's thread

@@ -22,7 +22,7 @@ from midstream_host.driver.rows_since_start import RowsSinceStart
 
 PASS_TIMEOUT = 300.0  # seconds for the metrics of earlier attempts: about 1 GB
 PROMPT = 2.0  # seconds between a row's own time and its reading, up to which a source does not lag
-MOST_LOSSES = 64  # that are compared with those of rows that repeat a step
+MAX_LOSSES = 64  # that are compared with those of rows that repeat a step
 APART = ("global_step", "time", COUNTED, records.START_NUMBER)  # fields of a row that are no values
 
 
@@ -188,7 +188,7 @@ class MetricsTail:
             self._evaluated = step + 1
             return row
         self._losses[step] = values[LOSS]
-        self._losses.pop(next(iter(self._losses)) if len(self._losses) > MOST_LOSSES else -1, None)
+        self._losses.pop(next(iter(self._losses)) if len(self._losses) > MAX_LOSSES else -1, None)
         done = step + 1 - self.step
         # Rows that are read together have one time: nothing shows how long each step took.
         timed = own is not None or alone

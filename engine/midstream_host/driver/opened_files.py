@@ -16,7 +16,7 @@ OPENED, LOST, IGNORED = 0x20, 0x4000, 0x8000  # IN_OPEN, IN_Q_OVERFLOW, IN_IGNOR
 IS_DIRECTORY = 0x40000000
 _EVENT = struct.Struct("iIII")
 READ = 1 << 16
-MOST_DIRECTORIES = 2048  # a user may have 8192 watches
+MAX_DIRECTORIES = 2048  # a user may have 8192 watches
 
 
 class OpenedFiles:
@@ -34,7 +34,7 @@ class OpenedFiles:
         self._descriptor = -1
         libc = ctypes.CDLL(None, use_errno=True)
         parents = sorted({posixpath.dirname(path) for path in files})
-        if len(parents) > MOST_DIRECTORIES:
+        if len(parents) > MAX_DIRECTORIES:
             self.problem = "its files are in {} directories".format(len(parents))
             return
         self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -36,7 +36,7 @@ BATCHES = (BY_COMMAND, BY_TRAINER, FIXED)
 BY_DEVICE = "device"  # one process for each device, as torchrun starts them
 BY_NODE = "node"  # one process on each node, with all of its devices, as of jax
 
-LARGEST_LOCK = 1 << 19  # characters of the packages: the run file has 1 MiB in all
+MAX_LOCK = 1 << 19  # characters of the packages: the run file has 1 MiB in all
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 _STORED = Form("yes, no or unknown", "yes|no|unknown")
@@ -89,9 +89,9 @@ class TrainerEnvironment(JsonRecord):
 
     python: str = ""  # an interpreter that each host has
     # Text of a requirements file or lock, from which it is built on a host that lacks it.
-    requirements: str = dataclasses.field(default="", metadata={"form": Long(LARGEST_LOCK)})
+    requirements: str = dataclasses.field(default="", metadata={"form": Long(MAX_LOCK)})
     # Explicit lists of conda, one for each platform, from which it is built instead: exact URLs and hashes.
-    conda: str = dataclasses.field(default="", metadata={"form": Long(LARGEST_LOCK)})
+    conda: str = dataclasses.field(default="", metadata={"form": Long(MAX_LOCK)})
     variables: Dict[str, str] = dataclasses.field(default_factory=lambda: {})
     packages: List[str] = dataclasses.field(default_factory=lambda: [])  # whose versions are compared
 

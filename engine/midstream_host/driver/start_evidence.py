@@ -16,7 +16,7 @@ from midstream_host.driver.work_directory import PlacedCheckpoint
 # TensorBoard writes every 120 s, the others sooner.
 ROWLESS = 300.0  # seconds
 FIRST_ROW, END = "first row", "end"
-MOST_ROWS = 64  # that are counted; more add nothing
+MAX_ROWS = 64  # that are counted; more add nothing
 
 
 class StartEvidence:
@@ -68,10 +68,10 @@ class StartEvidence:
                 self._opened.close()
         found = dataclasses.replace(
             known,
-            rows=min(rows.rows, MOST_ROWS),
+            rows=min(rows.rows, MAX_ROWS),
             first_row=rows.first_row,
             lowest_row=rows.lowest,
-            rows_below=min(rows.below, MOST_ROWS),
+            rows_below=min(rows.below, MAX_ROWS),
             counted=rows.counted,
             opened=len(self._opened.opened),
             opened_until=until,

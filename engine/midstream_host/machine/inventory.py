@@ -28,7 +28,7 @@ _DF = re.compile(r"(\S.*?)\s+(\d{1,18})\s+(\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,9}
 # Process id, user, elapsed time, command line.
 _PROCESS = re.compile(r"\s*(\d{1,10})\s+(\S+)\s+(?:((?:(?:\d{1,6}-)?\d{1,6}:)?\d{1,6}:\d\d)\s+)?(.*\S)\s*", re.ASCII)
 _RUN_ID = re.compile(RUN_ID.pattern, re.ASCII)
-WORDS, LONGEST = 4, 80  # of a command line that are shown
+MAX_WORDS, MAX_LENGTH = 4, 80  # of a command line that are shown
 
 Entry = Dict[str, Any]  # of the inventory: a disk, a port or a process
 
@@ -92,7 +92,7 @@ def clock_synchronized() -> Optional[bool]:
 def parse_os_release(text: str) -> str:
     """``Ubuntu 22.04.4 LTS``, from os-release(5)."""
     found = re.search(r'^PRETTY_NAME=(["\']?)(.*?)\1\s*$', text, re.MULTILINE)
-    return found.group(2)[:LONGEST] if found else ""
+    return found.group(2)[:MAX_LENGTH] if found else ""
 
 
 def parse_glibc(text: str) -> str:
@@ -109,7 +109,7 @@ def parse_glibc(text: str) -> str:
 def parse_cpu_model(text: str) -> str:
     """Return the processor's name from /proc/cpuinfo; empty on Arm, which has numbers."""
     found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return " ".join(found.group(1).split())[:LONGEST] if found else ""
+    return " ".join(found.group(1).split())[:MAX_LENGTH] if found else ""
 
 
 def parse_df(text: str) -> List[Entry]:
@@ -222,10 +222,10 @@ def shown(words: List[str]) -> str:
     """
     kept: List[str] = []
     for word in words:
-        if len(kept) == WORDS or "=" in word or (kept and word.startswith("-") and word not in ("-m", "-u")):
+        if len(kept) == MAX_WORDS or "=" in word or (kept and word.startswith("-") and word not in ("-m", "-u")):
             break
         kept.append(word if kept else os.path.basename(word))
-    return " ".join(kept)[:LONGEST]
+    return " ".join(kept)[:MAX_LENGTH]
 
 
 # ------------------------------------------------------------------------------------------------------ this machine

@@ -17,7 +17,7 @@ from midstream_core.json_types import JsonValue
 
 METHOD = "/tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 TIMEOUT = 2.0  # seconds
-LARGEST = 1 << 20  # bytes of an answer
+MAX_ANSWER = 1 << 20  # bytes of an answer
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
@@ -61,9 +61,9 @@ def call(address: Tuple[str, int], method: str, message: bytes) -> bytes:
 
 def _answer(sock: socket.socket) -> bytes:
     data = b""
-    while len(data) <= LARGEST:
+    while len(data) <= MAX_ANSWER:
         size, kind, flags, stream = struct.unpack(">IBBI", b"\0" + _exactly(sock, 9))
-        if size > LARGEST:
+        if size > MAX_ANSWER:
             break
         payload = _exactly(sock, size)
         if kind == SETTINGS and not flags & ACK:

@@ -16,8 +16,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from midstream_core import records
 
-MOST = 20  # files in a report
-LONGEST = 200  # characters of the reason
+MAX_FILES = 20  # files in a report
+MAX_REASON = 200  # characters of the reason
 
 _IN_RUN = {
     "fence.json": records.Fence,
@@ -44,7 +44,7 @@ Mark = Optional[Tuple[int, int, int]]
 Known = Dict[str, Tuple[Mark, str]]  # path in the run's directory -> the file's mark, and what is wrong with it
 
 
-def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOST) -> Dict[str, str]:
+def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MAX_FILES) -> Dict[str, str]:
     """Find the damaged records of a run: path in its directory -> what is wrong.
 
     At most ``most`` are named. ``known`` keeps the results for the next call: an unchanged file is not read again.
@@ -170,7 +170,7 @@ def _why(path: str, kind: Any) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:LONGEST]
+    return " ".join(text.split())[:MAX_REASON]
 
 
 def names_in(directory: str) -> List[str]:

@@ -22,7 +22,7 @@ from midstream_host.runs.damaged_records import names_in
 from midstream_host.shapes import FileName, Text
 
 ASIDE = damaged_records.ASIDE
-MOST = 10_000  # damaged files that are listed
+MAX_DAMAGED = 10_000  # damaged files that are listed
 ENGINES = ("midstream_engine.", "midstream_host.")  # what the module of an engine, driver or supervisor begins with
 
 Kind = TypeVar("Kind", bound=records.JsonRecord)
@@ -77,7 +77,7 @@ class RunEvidence:
 def evidence(root: str, run_id: str) -> RunEvidence:
     """Read every record of the run that can be read. Writes nothing."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
-    damaged = damaged_records.find(paths, most=MOST)
+    damaged = damaged_records.find(paths, most=MAX_DAMAGED)
     return RunEvidence(
         found=os.path.lexists(paths.dir),
         now=time.time(),
@@ -108,7 +108,7 @@ def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileN
     path = posixpath.join(paths.dir, file)
     new = kind.from_json(dict(value), file) if value is not None else None
     with records.locked(paths.lock):
-        if file not in damaged_records.find(paths, most=MOST) and os.path.lexists(path):
+        if file not in damaged_records.find(paths, most=MAX_DAMAGED) and os.path.lexists(path):
             raise run_state.RefusedError("{} of {} can be read by now: nothing was written".format(file, run_id))
         if damaged_records.newer(paths, [file]):
             raise run_state.RefusedError("a newer midstream wrote {} of {}: nothing was written".format(file, run_id))

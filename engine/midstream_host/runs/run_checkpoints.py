@@ -97,7 +97,7 @@ def _complete(partial: ListedCheckpoint, manifest: records.Manifest) -> ListedCh
 def _damaged(partial: ListedCheckpoint, why: str, path: str) -> ListedCheckpoint:
     prefix = path + ": "
     why = " ".join(why[len(prefix) :].split() if why.startswith(prefix) else why.split())
-    return dataclasses.replace(partial, damaged="{}: {}".format(records.MANIFEST, why[: damaged_records.LONGEST]))
+    return dataclasses.replace(partial, damaged="{}: {}".format(records.MANIFEST, why[: damaged_records.MAX_REASON]))
 
 
 def pinned(paths: records.RunPaths) -> Dict[str, float]:

@@ -304,13 +304,13 @@ def trainer_evidence(root: str, run_id: str, attempt: int) -> Optional[records.T
 def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> Text:
     """Read a file from a byte offset on, at most ``limit`` bytes.
 
-    Raises DamagedRecordError where it is no regular file, or, without a limit, is larger than `records.LARGEST_FILE`.
+    Raises DamagedRecordError where it is no regular file, or, without a limit, is larger than `records.MAX_FILE`.
     """
     if limit is None and not offset:
-        return records.read_bytes(path, records.LARGEST_FILE).decode(errors="replace")
+        return records.read_bytes(path, records.MAX_FILE).decode(errors="replace")
     with records.open_regular(path) as file:
         file.seek(offset)
-        return file.read(records.LARGEST_FILE if limit is None else limit).decode(errors="replace")
+        return file.read(records.MAX_FILE if limit is None else limit).decode(errors="replace")
 
 
 @reads(limit=PAGE_LIMIT)

@@ -17,8 +17,8 @@ from midstream_host.driver.trainer_process import end_processes
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.programs import program_texts
 
-MOST = 64  # processes that are reported
-LONGEST = 4096  # characters of a command line
+MAX_PROCESSES = 64  # processes that are reported
+MAX_COMMAND = 4096  # characters of a command line
 MAPS = 8 << 20  # bytes of the list of files that a process has mapped
 # What a process holds that computes on an accelerator; monitors such as nvidia-smi hold only /dev/nvidia0 and the like.
 ACCELERATOR = re.compile(r"/dev/(?:nvidia-uvm|kfd|accel\d+|accel/\S+|vfio/\d+)")
@@ -94,7 +94,7 @@ def look(directory: str) -> TrainerDirectory:
     directory = os.path.realpath(os.path.expanduser(directory))
     if not os.path.isdir(directory):
         raise FileNotFoundError("{}: there is no such directory".format(directory))
-    programs = sorted(name for name in os.listdir(directory) if name.endswith(".py"))[:MOST]
+    programs = sorted(name for name in os.listdir(directory) if name.endswith(".py"))[:MAX_PROCESSES]
     imports: Set[str] = set()
     for text in program_texts(directory, programs):
         imports.update(re.findall(r"^\s*(?:from|import)\s+([A-Za-z_][\w.]*)", text, re.MULTILINE))
@@ -103,7 +103,7 @@ def look(directory: str) -> TrainerDirectory:
         run_file = records.read_bytes(posixpath.join(directory, "run.yaml"), 1 << 20).decode(errors="replace")
     except (OSError, records.RecordError):
         run_file = None
-    return TrainerDirectory(directory, _training(directory), programs, sorted(imports)[:MOST], run_file)
+    return TrainerDirectory(directory, _training(directory), programs, sorted(imports)[:MAX_PROCESSES], run_file)
 
 
 def _training(directory: str) -> List[TrainingProcess]:
@@ -130,7 +130,7 @@ def _training(directory: str) -> List[TrainingProcess]:
             fed_by=fed[each.pid] if fed[each.pid] != each.pid else 0,
         )
         for each in mine
-    ][:MOST]
+    ][:MAX_PROCESSES]
 
 
 def _pipes(pid: int, descriptors: Sequence[int]) -> List[str]:
@@ -232,7 +232,7 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
         pid=pid,
         started=started,
         parent=parent,
-        words=[word[:LONGEST] for word in words[:256]],
+        words=[word[:MAX_COMMAND] for word in words[:256]],
         executable=words[0] if words[0].startswith("/") else executable,
         directory=directory,
         variables=sorted(pairs)[:512],

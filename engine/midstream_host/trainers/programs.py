@@ -12,8 +12,8 @@ from typing import Iterator, List, Sequence, Set
 
 from midstream_core import records
 
-MOST = 64  # files that are read
-LARGEST = 1 << 20  # bytes of each
+MAX_FILES = 64  # files that are read
+MAX_SIZE = 1 << 20  # bytes of each
 _PROGRAMS = (".py", ".yaml", ".yml", ".toml")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -21,10 +21,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 def program_texts(directory: str, names: Sequence[str]) -> Iterator[str]:
     """Yield the texts of files of a directory; those that cannot be read are left out."""
-    for name in names[:MOST]:
+    for name in names[:MAX_FILES]:
         try:
             with records.open_regular(posixpath.join(directory, name)) as file:
-                yield file.read(LARGEST).decode(errors="replace")
+                yield file.read(MAX_SIZE).decode(errors="replace")
         except (OSError, records.RecordError):
             continue
 

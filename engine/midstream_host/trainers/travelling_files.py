@@ -25,7 +25,7 @@ from midstream_host.object_files import object_sha256
 FILES = "files"
 FORMAT, VERSION = "midstream-files", 1
 LINKED = 64 << 20  # bytes from which a file is linked
-MOST = 1 << 18  # files
+MAX_FILES = 1 << 18  # files
 LOCK = ".files.lock"  # beside the trees
 LEFT_OUT = ("__pycache__", ".git", ".venv", ".ipynb_checkpoints")
 
@@ -107,8 +107,8 @@ def _matching(directory: str, patterns: Sequence[str], leave: Sequence[str]) -> 
                 if not records.safe_relative(relative):
                     raise ValueError("files: {} cannot travel under this name".format(ascii(relative)))
                 found.add(relative)
-    if len(found) > MOST:
-        raise ValueError("files: {:,} files, more than {:,}: pack them, or name fewer".format(len(found), MOST))
+    if len(found) > MAX_FILES:
+        raise ValueError("files: {:,} files, more than {:,}: pack them, or name fewer".format(len(found), MAX_FILES))
     return sorted(found)
 
 

@@ -37,7 +37,7 @@ RULES: Dict[str, CheckpointRule] = {
     "maxtext": maxtext.RULE,
     "glob": glob.RULE,
 }
-MOST_CHECKPOINTS = 256  # the newest of a run
+MAX_CHECKPOINTS = 256  # the newest of a run
 
 
 class _Known(NamedTuple):
@@ -95,14 +95,14 @@ class CheckpointFinder:
         return os.path.exists(full) and not any(os.path.commonpath([place, folder]) == folder for folder in folders)
 
     def _newest(self, paths: List[str]) -> List[str]:
-        if len(paths) <= MOST_CHECKPOINTS:
+        if len(paths) <= MAX_CHECKPOINTS:
             return paths
         numbers = [self._named(path) for path in paths]
         if None in numbers:  # a name may have a date, or a count of another kind
             return sorted(paths, key=lambda path: (_changed(posixpath.join(self._directory, path)), path))[
-                -MOST_CHECKPOINTS:
+                -MAX_CHECKPOINTS:
             ]
-        return [path for _, path in sorted(zip(cast("List[int]", numbers), paths))[-MOST_CHECKPOINTS:]]
+        return [path for _, path in sorted(zip(cast("List[int]", numbers), paths))[-MAX_CHECKPOINTS:]]
 
     def _named(self, path: str) -> Optional[int]:
         return self._rule.named_step(posixpath.basename(path))

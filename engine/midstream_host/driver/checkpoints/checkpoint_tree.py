@@ -18,7 +18,7 @@ from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_archive import TorchArchive
 
-MOST_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
+MAX_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
 TEXT_LIMIT = 64 << 20  # bytes of a JSON file: the log history of a long run has some
 _PARTIAL = re.compile(r"\.(?:tmp|part|partial|incomplete)(?:[-.]|$)|\.tmp-|^\.~|\.lock$")
 
@@ -161,8 +161,8 @@ class CheckpointTree:
                     self._walk(path, depth + 1)
                 else:
                     self._add(path, entry.stat(follow_symlinks=False))
-                if len(self.sizes) > MOST_FILES:
-                    raise IncompleteError("has more than {} files".format(MOST_FILES))
+                if len(self.sizes) > MAX_FILES:
+                    raise IncompleteError("has more than {} files".format(MAX_FILES))
 
     def _add(self, path: str, found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):

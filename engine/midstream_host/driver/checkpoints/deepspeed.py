@@ -23,7 +23,7 @@ _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")  # of stage 3
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 
 
 def named_step(name: str) -> Optional[int]:
@@ -139,7 +139,7 @@ def _latest(directory: str) -> Optional[str]:
 def _ranks_of(state: Dict[JsonValue, JsonValue], name: str) -> Tuple[int, int]:
     """Data-parallel and model-parallel ranks, which the state has."""
     data, model = state.get("dp_world_size"), state.get("mp_world_size")
-    if type(data) is not int or type(model) is not int or min(data, model) < 1 or data * model > _MOST_RANKS:
+    if type(data) is not int or type(model) is not int or min(data, model) < 1 or data * model > _MAX_RANKS:
         raise IncompleteError("{} does not say how many ranks wrote it".format(name))
     return data, model
 

@@ -23,7 +23,7 @@ from midstream_host.driver.checkpoints.step_names import STEP_NAMES, step_in, st
 _CHECKED = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _JSON, _ARCHIVES = ".json", (".npz", ".zip")  # show their end, too
 _SETTINGS = re.compile(r"config|args|arguments|param|settings|index|tokenizer", re.IGNORECASE)  # of a run
-_MOST_STATED = 16  # files in which a step is looked for
+_MAX_STATED = 16  # files in which a step is looked for
 _LITERAL = 12  # characters before the end at which a value that is cut shows: -Infinity, an escape
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
@@ -137,7 +137,7 @@ def _stored_step(tree: CheckpointTree) -> Optional[int]:
     different ones.
     """
     found: Set[int] = set()
-    for path in sorted(path for path in tree.sizes if "/" not in path)[:_MOST_STATED]:
+    for path in sorted(path for path in tree.sizes if "/" not in path)[:_MAX_STATED]:
         name = path or tree.name
         if name.endswith(_CHECKED[:4]):
             with tree.archive(path) as archive:

@@ -23,7 +23,7 @@ from midstream_host.driver.checkpoints.sharded_files import (
 
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
-LARGEST_STATE = 64 << 20  # bytes of it
+MAX_STATE = 64 << 20  # bytes of it
 WITHOUT_LENGTH = 1 << 31  # epochs from which on the data have no length: it writes sys.maxsize
 SENTINEL = "checkpoint-is-incomplete.txt"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
@@ -169,7 +169,7 @@ def recorded_epoch(directory: str) -> Optional[RecordedEpoch]:
     Raises RecordError, OSError.
     """
     try:
-        value: Any = records.read_json(posixpath.join(directory, STATE), LARGEST_STATE)
+        value: Any = records.read_json(posixpath.join(directory, STATE), MAX_STATE)
     except FileNotFoundError:
         return None
     found = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}

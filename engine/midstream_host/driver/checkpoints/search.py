@@ -11,7 +11,7 @@ import os
 import posixpath
 from typing import Iterator, List, Set, Tuple
 
-MOST_ENTRIES = 50_000  # names looked at
+MAX_ENTRIES = 50_000  # names looked at
 DEEPEST = 8  # folders that ** stands for
 GIVEN_UP = "given-up-by-attempt-"  # begins the names of directories with what earlier attempts wrote
 
@@ -68,8 +68,8 @@ class _Search:
                     if entry.name.startswith(GIVEN_UP):
                         continue  # its checkpoints and metrics are of steps that were given up
                     self._seen += 1
-                    if self._seen > MOST_ENTRIES:
-                        raise SearchError("{} has more than {} entries".format(self._directory, MOST_ENTRIES))
+                    if self._seen > MAX_ENTRIES:
+                        raise SearchError("{} has more than {} entries".format(self._directory, MAX_ENTRIES))
                     is_folder = entry.is_dir(follow_symlinks=False)
                     yield entry.name, is_folder or (entry.is_symlink() and self._is_followed(entry.path))
         except FileNotFoundError:

@@ -26,7 +26,7 @@ _INDEX = re.compile(r"(?:.*/)?[^/]+\.(?:safetensors|bin)\.index\.json")
 _COUNTED_APART = re.compile(
     r"(?:^|[._])(?:model|optim|optimizers?|(?:lr_)?schedulers?|(?:train_)?data_?loader|sampler)(?:[._]|$)"
 )
-_MOST_STATED = 16  # numbers that may be the step
+_MAX_STATED = 16  # numbers that may be the step
 _ADAPTER = re.compile(r"((?:.*/)?)adapter_config\.json")  # of PEFT, written after the weights
 
 
@@ -115,7 +115,7 @@ def distributed_step(tree: CheckpointTree, metadata: DcpMetadata) -> Optional[in
     """
     named = [(len(parts), name) for name in metadata.small for parts in [name.split(".")]
              if parts[-1] in STEP_NAMES and not _COUNTED_APART.search(".".join(parts[:-1]))]  # fmt: skip
-    names = sorted(name for depth, name in named if depth == min(named)[0])[:_MOST_STATED]
+    names = sorted(name for depth, name in named if depth == min(named)[0])[:_MAX_STATED]
     found = {
         step_of_number(dcp_metadata.number(tree.full(place.file), place))
         for place in (metadata.small[name] for name in names)

@@ -16,10 +16,10 @@ from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.parser import Parser
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
 
-MOST_FILES = 128  # the newest; a run of many attempts has a file for each
+MAX_FILES = 128  # the newest; a run of many attempts has a file for each
 READ = 4 << 20  # bytes of a file in one poll
 BUDGET = 8 << 20  # bytes of all files in one poll: about two seconds of parsing
-LARGEST_READ = 16 << 20  # bytes, where one record is longer than that
+MAX_READ = 16 << 20  # bytes, where one record is longer than that
 MARK = 64  # bytes at a file's beginning and before the offset, by which a replaced file is recognised
 
 
@@ -121,7 +121,7 @@ class FileReader:
     def _paths(self) -> List[str]:
         """Return known files in the order of their parts, then new ones, oldest first.
 
-        Of them all, only the newest ``MOST_FILES`` are returned.
+        Of them all, only the newest ``MAX_FILES`` are returned.
         """
         ages: Dict[str, Tuple[int, float, str]] = {}
         for path in search(self._directory, self._pattern):
@@ -130,7 +130,7 @@ class FileReader:
             except OSError:
                 continue
             ages[path] = (self._files[path].part if path in self._files else 1 << 62, changed, path)
-        newest = sorted(ages, key=lambda path: ages[path][1])[-MOST_FILES:]
+        newest = sorted(ages, key=lambda path: ages[path][1])[-MAX_FILES:]
         return sorted(newest, key=ages.__getitem__)
 
     def _renamed(self, paths: List[str]) -> List[Tuple[str, _Followed]]:
@@ -167,10 +167,10 @@ class FileReader:
             parsed = parser.parse(data, followed.offset)
             if not parsed.consumed and not parsed.problem and len(data) == READ:
                 file.seek(followed.offset)
-                data = file.read(LARGEST_READ)
+                data = file.read(MAX_READ)
                 parsed = parser.parse(data, followed.offset)
-                if not parsed.consumed and len(data) == LARGEST_READ:
-                    parsed = parsed._replace(problem="a record has more than {} bytes".format(LARGEST_READ))
+                if not parsed.consumed and len(data) == MAX_READ:
+                    parsed = parsed._replace(problem="a record has more than {} bytes".format(MAX_READ))
             points = [done for point in parsed.points for done in merger.add(point)]
             if not parsed.consumed:
                 points += merger.flush()

@@ -10,9 +10,9 @@ from midstream_core.json_types import JsonValue, list_or_empty
 
 Row = Dict[str, Any]  # global_step, train/loss, optim/learning_rate, time, and what else the source has
 
-MOST_NAMES = 256  # of a row
+MAX_NAMES = 256  # of a row
 NAME_LIMIT = 200  # characters
-LARGEST_STEP = 1 << 53
+MAX_STEP = 1 << 53
 LOSS, LEARNING_RATE, EVAL_LOSS = "train/loss", "optim/learning_rate", "eval/loss"
 # Names in the source, by the name of the column: the first that the source has.
 USUAL: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
@@ -93,7 +93,7 @@ class Columns:
             row["time"] = point.time
         if point.counted:
             row[COUNTED] = COUNTER
-        values = dict(list(point.values.items())[:MOST_NAMES])
+        values = dict(list(point.values.items())[:MAX_NAMES])
         for column, candidates in self._columns():
             found = next((name for name in candidates if name in values), None)
             if found is None and column == LEARNING_RATE:
@@ -148,7 +148,7 @@ def number(value: object) -> Optional[float]:
 def integer(value: object) -> Optional[int]:
     """A number that a step may have; None for anything else."""
     found = number(value)
-    if found is None or not math.isfinite(found) or found != int(found) or not 0 <= found < LARGEST_STEP:
+    if found is None or not math.isfinite(found) or found != int(found) or not 0 <= found < MAX_STEP:
         return None
     return int(found)
 

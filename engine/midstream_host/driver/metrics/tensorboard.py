@@ -7,7 +7,7 @@ from typing import Dict, List, Optional
 
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
-from midstream_host.driver.metrics.rows import LARGEST_STEP, NAME_LIMIT, Columns, Point
+from midstream_host.driver.metrics.rows import MAX_STEP, NAME_LIMIT, Columns, Point
 from midstream_host.formats import protobuf
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
@@ -72,7 +72,7 @@ def _point(event: bytes) -> Optional[Point]:
             for inner, _, summary in protobuf.fields(protobuf.message(value)):
                 if inner == 1:
                     _add_scalar(values, protobuf.message(summary))
-    return Point(step, time, values) if values and 0 <= step < LARGEST_STEP else None
+    return Point(step, time, values) if values and 0 <= step < MAX_STEP else None
 
 
 def _add_scalar(values: Dict[str, float], summary: bytes) -> None:

@@ -18,8 +18,8 @@ from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import COUNTER, Columns, Point, PointMerger, RowsOfPart
 
 PATTERN = "**/*.db"
-MOST_ROWS = 20_000  # of one poll
-MOST_DATABASES = 16
+MAX_ROWS = 20_000  # of one poll
+MAX_DATABASES = 16
 TEXT_LIMIT = 1 << 16  # bytes of a row's JSON
 QUERY_TIMEOUT = 10.0  # seconds
 
@@ -50,7 +50,7 @@ class TrackioReader:
             OSError: The directory cannot be read.
         """
         found: List[RowsOfPart] = []
-        for path in search(self._directory, self._pattern)[:MOST_DATABASES]:
+        for path in search(self._directory, self._pattern)[:MAX_DATABASES]:
             try:
                 found += self._read(path)
             except FileNotFoundError:
@@ -111,7 +111,7 @@ def _query(path: str, after: int) -> List[Tuple[int, str, JsonValue, JsonValue, 
         found = database.execute(
             "SELECT id, CAST({} AS TEXT), timestamp, step, CASE WHEN LENGTH(metrics) <= ? THEN metrics END "
             "FROM metrics WHERE id > ? ORDER BY id LIMIT ?".format(run),
-            (TEXT_LIMIT, after, MOST_ROWS),
+            (TEXT_LIMIT, after, MAX_ROWS),
         )
         return [(number, str(run), *rest) for number, run, *rest in found if type(number) is int]
 

@@ -14,8 +14,8 @@ from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, RowsOfPart
 
 PATTERN = "**/trainer_state.json"
-LARGEST = 64 << 20  # bytes
-MOST_ROWS = 20_000  # of one poll
+MAX_SIZE = 64 << 20  # bytes
+MAX_ROWS = 20_000  # of one poll
 
 
 class TrainerStateReader:
@@ -54,7 +54,7 @@ class TrainerStateReader:
             return []
         path = newest[0]
         try:
-            value: JsonValue = records.read_json(posixpath.join(self._directory, path), LARGEST)
+            value: JsonValue = records.read_json(posixpath.join(self._directory, path), MAX_SIZE)
         except FileNotFoundError:
             return []
         except (OSError, records.RecordError) as error:
@@ -68,7 +68,7 @@ class TrainerStateReader:
     def _rows(self, newest: Tuple[str, int, int], entries: List[Dict[str, JsonValue]]) -> List[RowsOfPart]:
         if not self._part or len(entries) < self._count or _digest(entries[: self._count]) != self._digest:
             self._part, self._count = self._part + 1, 0
-        wanted = entries[self._count : self._count + MOST_ROWS]
+        wanted = entries[self._count : self._count + MAX_ROWS]
         self._count += len(wanted)
         self._digest = _digest(entries[: self._count])
         if self._count == len(entries):

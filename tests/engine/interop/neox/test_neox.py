@@ -309,7 +309,7 @@ def test_import_in_small_steps_equals_one_step(name: str, tmp_path: Path, monkey
     from midstream_engine.checkpoint import chunk_grid
     from midstream_engine.interop import archive, chunk_writer, import_run, streamed_import
 
-    for limit, size in (("PACK_BELOW", 64), ("SMALLEST", 256), ("COMFORTABLE", 512), ("LARGEST", 2048)):
+    for limit, size in (("PACK_BELOW", 64), ("MIN_CHUNK", 256), ("COMFORTABLE", 512), ("MAX_CHUNK", 2048)):
         monkeypatch.setattr(chunk_grid, limit, size)
     options = import_run.ImportOptions(without_data=True)
     source = str(NEOX / name)
