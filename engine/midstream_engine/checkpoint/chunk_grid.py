@@ -11,8 +11,8 @@ The rules, in order:
    ``MIN_CHUNK`` bytes.
 3. The other axes that may be sharded are halved in turn, into up to ``OTHER_CHUNKS`` chunks each, while a chunk has at
    least ``COMFORTABLE`` bytes: tensor parallelism shards these, mostly within one host.
-4. A chunk has all layers, or the largest equal part of them that stays within ``MAX_CHUNK`` bytes. If that would be less
-   than ``MIN_CHUNK`` (61 layers have no halves), it has the smallest part that is not.
+4. A chunk has all layers, or the largest equal part of them that stays within ``MAX_CHUNK`` bytes. If that would be
+   less than ``MIN_CHUNK`` (61 layers have no halves), it has the smallest part that is not.
 
 Axes are only halved, because most meshes are powers of two: a mesh axis of any power of two up to the number of chunks
 owns and reads complete chunks. On other meshes chunks are assembled from shards.
