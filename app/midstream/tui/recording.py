@@ -23,18 +23,12 @@ from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.tui.actions import Actions, Target
-from midstream.watch.reported_values import reported
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
-from midstream_core.listed_checkpoint import ListedCheckpoint
 
 VERSION = 2
 HINT = "midstream --record FILE writes one"
 TICK_INTERVAL = 0.1  # seconds between checks for due entries
-
-
-def _as_json(value: Any) -> Any:
-    return value.to_json() if isinstance(value, ListedCheckpoint) else list(value)
 
 
 class Recorder:
@@ -58,7 +52,7 @@ class Recorder:
             if self._file.closed:
                 return
             try:
-                self._file.write(json.dumps({"at": time.time(), **entry}, default=_as_json) + "\n")
+                self._file.write(json.dumps({"at": time.time(), **entry}, default=list) + "\n")
                 self._file.flush()
             except OSError as error:  # the session goes on: its hosts would count as lost
                 self.problem = f"{self._file.name} is not complete: {error.strerror}"
@@ -192,11 +186,7 @@ class Replay:
         what = entry["do"]
         if what == "hosts":
             self._store = SnapshotStore(entry["words"][0], clock=self.clock)
-        elif what == "set_bucket_checkpoints":
-            url, run_id, checkpoints, *error = entry["words"]
-            listed = [reported(ListedCheckpoint, checkpoint) for checkpoint in checkpoints]
-            self._store.set_bucket_checkpoints(url, run_id, listed, *error)
-        elif what in ("take", "skew", "link"):
+        elif what in ("take", "skew", "link", "set_bucket_checkpoints"):
             getattr(self._store, what)(*entry["words"])
         elif what == "migration":
             with self._lock:

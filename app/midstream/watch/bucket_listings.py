@@ -15,7 +15,6 @@ from midstream.fleet.fleet import Fleet
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from midstream_core.json_types import JsonValue
-from midstream_core.listed_checkpoint import ListedCheckpoint
 
 LIST_INTERVAL = 30.0  # seconds after which a run's prefix is listed again if the run has not changed
 RETRY_INTERVAL = 10.0  # seconds; the same, after a failure
@@ -123,14 +122,15 @@ class _PrefixListing:
         first = min(times, key=lambda run_id: times[run_id])
         return (first, 0.0) if times[first] <= now else (None, times[first] - now)
 
-    def _list(self, run_id: str) -> tuple[list[ListedCheckpoint], str]:
+    def _list(self, run_id: str) -> tuple[list[dict[str, JsonValue]], str]:
         """Return the checkpoints, or the reason why they are unknown."""
         from midstream.stores.bucket_access import access_for
         from midstream.stores.bucket_run import BucketRun
 
         try:
             bucket = BucketRun(self._url, run_id, access_for(self._fleet, self._url))
-            return bucket.checkpoints(self._known.setdefault(run_id, {})), ""
+            listed = bucket.checkpoints(self._known.setdefault(run_id, {}))
+            return [checkpoint.to_json() for checkpoint in listed], ""
         except MidstreamError as error:
             return [], " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001  without this thread an old list would count as the present one

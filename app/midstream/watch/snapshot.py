@@ -13,10 +13,10 @@ from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.system_series import SystemSeries
 from midstream_core import records
 from midstream_core.json_types import LoggedRow
-from midstream_core.listed_checkpoint import ListedCheckpoint
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
+    from midstream_core.listed_checkpoint import ListedCheckpoint
 
 CONNECTING, LIVE, STALE, DOWN = "connecting", "live", "stale", "down"
 

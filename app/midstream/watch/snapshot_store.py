@@ -19,8 +19,7 @@ from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.shared_values import SharedValues
 from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
-from midstream_core.json_types import ReportLine
-from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.json_types import JsonObject, ReportLine
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
@@ -63,7 +62,7 @@ class SnapshotStore:
         self._gauges: dict[str, ReportedFields] = {}  # of each host; a beat has the changed ones
         self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
-        self._bucket_checkpoints: dict[tuple[str, str], tuple[Sequence[ListedCheckpoint], str]] = {}  # by (prefix, run)
+        self._bucket_checkpoints: dict[tuple[str, str], tuple[Sequence[JsonObject], str]] = {}  # by (prefix, run)
         self._numbers = {name: number for number, name in enumerate(sorted(hosts))}
         self._runs_shown = RunsByHost[RunView](self._numbers, ((),) * len(hosts))  # in the last snapshot
         self._order = RunOrder.of(self._runs_shown)
@@ -150,9 +149,7 @@ class SnapshotStore:
             self._hosts[host] = replace(view, link=link, error=error)
             self._changed()
 
-    def set_bucket_checkpoints(
-        self, url: str, run_id: str, checkpoints: Sequence[ListedCheckpoint], error: str = ""
-    ) -> None:
+    def set_bucket_checkpoints(self, url: str, run_id: str, checkpoints: Sequence[JsonObject], error: str = "") -> None:
         """Set the checkpoints of a run below ``url``.
 
         With an error, the last known checkpoints stay.
