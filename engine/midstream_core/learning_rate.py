@@ -223,13 +223,13 @@ def rate_parts(settings: RateSettings, total: int) -> list[RatePart]:
     return parts
 
 
-def _cycle(settings: RateSettings, start: int, end: int, wanted: float, begins_at: float) -> list[RatePart]:
+def _cycle(settings: RateSettings, start: int, end: int, stated: float, begins_at: float) -> list[RatePart]:
     """Return the parts of the cycle [start, end).
 
     The last part is a decay, or stable if nothing decays.
     """
     length, old = end - start, settings.schedule_rules == LEVANTER_1_2
-    warmup = fraction_or_steps(wanted, length)
+    warmup = fraction_or_steps(stated, length)
     warmup = warmup if old else min(warmup, length)
     decay = length - warmup if settings.decay is None else fraction_or_steps(settings.decay, length)
     decay = decay if old else min(max(decay, 0), max(length - warmup, 0))
@@ -251,5 +251,5 @@ def _cycle(settings: RateSettings, start: int, end: int, wanted: float, begins_a
 
 def rate_at(parts: Sequence[RatePart], step: int) -> float:
     """Return the learning rate of update ``step``."""
-    part = next((part for part in reversed(parts[1:]) if step >= part.start), parts[0])
-    return float(part.rate(step, PLAIN))
+    segment = next((part for part in reversed(parts[1:]) if step >= part.start), parts[0])
+    return float(segment.rate(step, PLAIN))

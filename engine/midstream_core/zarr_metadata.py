@@ -36,14 +36,14 @@ def metadata(axes: Sequence[str], shape: Sequence[int], dtype: str, grid: Sequen
 def disagreement(raw: bytes, array: ArrayEntry) -> str:
     """Return where ``zarr.json`` differs from the manifest; empty if they agree."""
     try:
-        found: JsonValue = json.loads(raw)
+        document: JsonValue = json.loads(raw)
     except ValueError as error:
         return f"not JSON ({error})"
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         return "not a JSON object"
     described: JsonObject = json.loads(metadata(array.axes, array.shape, array.dtype, array.grid))
     return "; ".join(
-        f"{key} is {found.get(key)!r}, the manifest says {value!r}"
+        f"{key} is {document.get(key)!r}, the manifest says {value!r}"
         for key, value in sorted(described.items())
-        if key != "attributes" and found.get(key) != value
+        if key != "attributes" and document.get(key) != value
     )

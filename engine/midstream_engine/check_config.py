@@ -85,15 +85,15 @@ def _parts(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
         yield "data.", data
         return
     weighted = data.block_counts()
-    for name, part in sorted(data.configs.items()):
-        read = part if name in weighted else replace(part, train_urls=[], id=None, name=None)
+    for name, dataset in sorted(data.configs.items()):
+        read = dataset if name in weighted else replace(dataset, train_urls=[], id=None, name=None)
         yield f"data.configs.{name}.", read
 
 
 def _urls(data: DataConfig) -> Iterator[tuple[str, str]]:
-    for prefix, part in _parts(data):
+    for prefix, dataset in _parts(data):
         for name in ("train_urls", "validation_urls"):
-            for url in getattr(part, name):
+            for url in getattr(dataset, name):
                 yield prefix + name, url
 
 

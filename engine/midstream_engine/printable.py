@@ -13,4 +13,6 @@ def printable(text: str) -> str:
     cut = text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}... ({len(text)} characters)"
     if cut.isprintable():
         return cut
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut
+    )

@@ -169,14 +169,14 @@ class Supervisor:
 
     def _failed_exits(self) -> list[tuple[str, records.ProcessExit]]:
         """Return the exits of failed peers that can be read, by file name. Raises OSError."""
-        found: list[tuple[str, records.ProcessExit]] = []
+        exits: list[tuple[str, records.ProcessExit]] = []
         for name in sorted(os.listdir(self._files.dir)):
             if name.startswith("exit-") and name.endswith(".json") and name != f"exit-{self._process}.json":
                 with contextlib.suppress(records.RecordError, OSError):
                     ended = records.ProcessExit.read(os.path.join(self._files.dir, name))
                     if ended.failed:
-                        found.append((name, ended))
-        return found
+                        exits.append((name, ended))
+        return exits
 
     def _status(self) -> records.Status | None:
         try:

@@ -88,10 +88,10 @@ def append_line(descriptor: int, line: bytes) -> None:
     Raises OSError where the disk is full; the file then ends where it ended before.
     """
     size = os.fstat(descriptor).st_size
-    left = memoryview(line)
+    rest = memoryview(line)
     try:
-        while left:  # a disk that fills up accepts a part of the line; only the next write fails
-            left = left[os.write(descriptor, left) :]
+        while rest:  # a disk that fills up accepts a part of the line; only the next write fails
+            rest = rest[os.write(descriptor, rest) :]
     except OSError:
         os.ftruncate(descriptor, size)
         raise
@@ -152,14 +152,14 @@ def read_bytes(path: str, limit: int) -> bytes:
     """
     with open_regular(path) as file:
         pieces: List[bytes] = []
-        left = limit + 1
-        while left > 0:
-            piece = file.read(left)
+        remaining = limit + 1
+        while remaining > 0:
+            piece = file.read(remaining)
             if not piece:
                 break
             pieces.append(piece)
-            left -= len(piece)
-    if left <= 0:
+            remaining -= len(piece)
+    if remaining <= 0:
         raise DamagedRecordError(f"{path}: larger than {limit} bytes")
     return b"".join(pieces)
 

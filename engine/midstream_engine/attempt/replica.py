@@ -96,15 +96,17 @@ class Replica(Loop):
         try:
             while True:
                 self._wait_for_boundary(source)
-                wanted = self._requests.look(self._known(self._boundary))
-                if self._acts(wanted) or not source.ready:
+                requested = self._requests.look(self._known(self._boundary))
+                if self._acts(requested) or not source.ready:
                     self._settle()
-                if wanted.stop:
+                if requested.stop:
                     self._status.update(
-                        acknowledged=wanted.command.sequence if wanted.command else self._status.value.acknowledged
+                        acknowledged=requested.command.sequence
+                        if requested.command
+                        else self._status.value.acknowledged
                     )
                     return ReplayResult(None)
-                outcome = self._take(wanted)
+                outcome = self._take(requested)
                 if outcome is not None:
                     return outcome
                 if self._keep_at == self.step:
@@ -112,7 +114,7 @@ class Replica(Loop):
                 promoted = self._promoted()
                 if promoted is not None:
                     return promoted
-                if wanted.known.due:
+                if requested.facts.due:
                     self._status.update(message=f"the replica's lease was not renewed for {self._lease.seconds:.0f} s")
                     return ReplayResult(None)
                 if time.monotonic() - self._fence_read > FENCE_INTERVAL:
@@ -133,14 +135,14 @@ class Replica(Loop):
         """
         return Known(due=self._leads and self._lease.over())
 
-    def _acts(self, wanted: Wanted) -> bool:
+    def _acts(self, requested: Wanted) -> bool:
         promotion = self._promotion.step if self._promotion is not None else None
         reached = promotion is not None and self._boundary >= promotion
-        return reached or self._keep_at == self._boundary or super()._acts(wanted)
+        return reached or self._keep_at == self._boundary or super()._acts(requested)
 
-    def _take(self, wanted: Wanted) -> ReplayResult | None:
+    def _take(self, requested: Wanted) -> ReplayResult | None:
         """Carry a command out, or reject it."""
-        command = wanted.command
+        command = requested.command
         if command is None:
             return None
         refusal = agreed(self._attempt, command.sequence, self._unfit(command))

@@ -127,8 +127,8 @@ def _run(
             return train(config, attempt, status, ready, requests, promoted, threads)
         requests.answer_at_once()
         origin = origin_of(attempt, outcome.command)
-        known, ready = ready, get_ready(config, root, attempt, origin, status, ready)
-        if arrival is not None and ready is not known:
+        compiled, ready = ready, get_ready(config, root, attempt, origin, status, ready)
+        if arrival is not None and ready is not compiled:
             arrival.close()
             arrival = None
     elif commands.command is not None and commands.command.action in records.STARTS:
@@ -189,11 +189,11 @@ def get_ready(
     attempt: Attempt,
     origin: Origin | None,
     status: StatusFile,
-    known: CompiledRun | None = None,
+    compiled: CompiledRun | None = None,
 ) -> CompiledRun:
     """Set up for ``origin`` and start to compile.
 
-    Return ``known`` if its schedule and data are the same.
+    Return ``compiled`` if its schedule and data are the same.
 
     Args:
         config: The configuration.
@@ -201,7 +201,7 @@ def get_ready(
         attempt: The attempt.
         origin: The checkpoint to continue; None for a fresh start.
         status: The attempt's status.
-        known: Made for an earlier origin.
+        compiled: Made for an earlier origin.
 
     Raises:
         ConfigError: The configuration is invalid on these devices.
@@ -210,8 +210,12 @@ def get_ready(
     schedule = batch_schedule_from(origin, config)
     # An imported run may have come without its data.
     digest = (origin.state["data_digest"] or None) if origin and origin.same_run else None
-    if known is not None and known.setup.batch_schedule == schedule and known.setup.batches.cache.digest == digest:
-        return known
+    if (
+        compiled is not None
+        and compiled.setup.batch_schedule == schedule
+        and compiled.setup.batches.cache.digest == digest
+    ):
+        return compiled
     step = origin.step if origin else 0
     sets = origin.validation if origin and origin.same_run else None
     tokenizer = origin.state["tokenizer"] if origin and origin.same_run else ""

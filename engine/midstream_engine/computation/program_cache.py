@@ -69,9 +69,9 @@ def cached_program(
         return make()
     path = os.path.join(directory, f"{name}-{_key(setup, name)}")
     trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
-    known = _load(path, *trees, list(setup.layout.mesh.devices.flat))
-    if known is not None:
-        return known
+    program = _load(path, *trees, list(setup.layout.mesh.devices.flat))
+    if program is not None:
+        return program
     compiled, form = make_serialized(make)
     _store(path, form, trees)
     return compiled
@@ -98,12 +98,12 @@ def _load(path: str, inside: object, outside: object, devices: list[Device]) -> 
     return loaded
 
 
-def _store(path: str, form: Serialized | Exception, known: tuple[JsonValue, JsonValue]) -> None:
+def _store(path: str, form: Serialized | Exception, key_parts: tuple[JsonValue, JsonValue]) -> None:
     try:
         if isinstance(form, Exception):
             raise form
         content, *trees = form
-        if trees != list(known):
+        if trees != list(key_parts):
             raise ValueError("its arguments or results have another structure than given")
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         records.write_bytes(path, hashlib.sha256(content).digest() + content)

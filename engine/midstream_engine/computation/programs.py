@@ -111,8 +111,8 @@ class Programs:
         Raises the compiler's error. The evaluation may take longer; reading ``evaluate`` waits for it.
         """
         began = time.monotonic()
-        for each in (self._reference_losses, self._step):
-            each.result()
+        for program in (self._reference_losses, self._step):
+            program.result()
         return time.monotonic() - began
 
     def _log(self) -> None:
@@ -250,11 +250,11 @@ def compile_evaluation(
             loss, tokens = compiled(state.evaluated, cut.put(batch.tokens), cut.put(batch.loss_mask))
             total, counted = sums.get(batch.source, (0.0, 0.0))
             sums[batch.source] = total + float(loss), counted + float(tokens)
-        known = {name: one for name, one in sums.items() if one[1]}
-        if not known:
+        averages = {name: total for name, total in sums.items() if total[1]}
+        if not averages:
             return {}
-        losses = {f"eval/{name}/loss": total / counted for name, (total, counted) in known.items() if name}
-        totals, counts = zip(*known.values(), strict=True)
+        losses = {f"eval/{name}/loss": total / counted for name, (total, counted) in averages.items() if name}
+        totals, counts = zip(*averages.values(), strict=True)
         return {"eval/loss": sum(totals) / sum(counts), **losses}
 
     return evaluate

@@ -110,7 +110,7 @@ class CompilePlan:
     def evaluates(self) -> bool:
         """Whether validation text is configured and evaluation is not off."""
         data = self.config.data
-        given = any(validation_urls(part) for part in (data.configs or {"": data}).values())
+        given = any(validation_urls(dataset) for dataset in (data.configs or {"": data}).values())
         return given and self.config.trainer.max_eval_batches != 0
 
     def initializer(self) -> Callable[[PRNGKeyArray], TrainState]:

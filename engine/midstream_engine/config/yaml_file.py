@@ -112,7 +112,7 @@ def _enumeration(loader: _ConfigLoader, name: str, node: yaml.Node) -> object:
 
     In YAML it is ``!!python/object/apply:CLASS [value]``.
     """
-    if not isinstance(node, yaml.SequenceNode) or [type(one) for one in node.value] != [yaml.ScalarNode]:
+    if not isinstance(node, yaml.SequenceNode) or [type(item) for item in node.value] != [yaml.ScalarNode]:
         raise _not_constructed(name, node)
     return loader.construct_scalar(node.value[0])
 

@@ -69,15 +69,15 @@ class LevanterCache:
 
     def end_token(self) -> int | None:
         """Return the token that all documents end with, None if they differ."""
-        found: set[int] = set()
+        tokens: set[int] = set()
         for piece in self.pieces:
             count = min(piece.documents, _SAMPLED_DOCUMENTS)
             ends = np.asarray(_open(f"{piece.folder}/{FIELD}/offsets")[1 : count + 1].read().result())
             data = _open(f"{piece.folder}/{FIELD}/data")
-            found.update(int(data[int(end) - 1].read().result()) for end in ends if end)
-            if len(found) > 1:
+            tokens.update(int(data[int(end) - 1].read().result()) for end in ends if end)
+            if len(tokens) > 1:
                 return None
-        return found.pop() if found else None
+        return tokens.pop() if tokens else None
 
     def check_ids(self, name: str, vocabulary: int, seq_len: int) -> None:
         """Read all tokens, and check that each is in the vocabulary.

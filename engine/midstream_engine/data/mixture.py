@@ -73,10 +73,10 @@ def open_mixture(directory: str, manifest: DataManifest) -> Mixture:
     check_sizes(directory, manifest["objects"])
     length = manifest["pack"]["seq_len"] if manifest["pack"] else None
     datasets = []
-    for part in manifest["datasets"]:
-        cache = TokenCache(os.path.join(directory, part["digest"]))
+    for dataset in manifest["datasets"]:
+        cache = TokenCache(os.path.join(directory, dataset["digest"]))
         packed = None if length is None else Packed(cache, packing.read(cache.directory), length)
-        datasets.append(MixtureDataset(part["name"], part["share"], cache, packed))
+        datasets.append(MixtureDataset(dataset["name"], dataset["share"], cache, packed))
     return Mixture(directory, manifest, datasets)
 
 
@@ -170,10 +170,10 @@ def _describe(
 
 def _gathered(caches: Mapping[str, TokenCache], manifest: DataManifest, pack: int | None) -> Mixture:
     datasets = []
-    for part in manifest["datasets"]:
-        cache = caches[part["name"]]
+    for dataset in manifest["datasets"]:
+        cache = caches[dataset["name"]]
         packed = None if pack is None else Packed(cache, packing.pack(cache.offsets(), pack), pack)
-        datasets.append(MixtureDataset(part["name"], part["share"], cache, packed))
+        datasets.append(MixtureDataset(dataset["name"], dataset["share"], cache, packed))
     return Mixture(", ".join(dataset.cache.directory for dataset in datasets), manifest, datasets)
 
 

@@ -156,7 +156,7 @@ _STRIDE = 4096
 def _open(directory: str, name: str) -> Samples:
     documents = NeoxDocuments(*(os.path.join(directory, f"{name}.{end}") for end in ("bin", "idx")))
     maps = [np.load(os.path.join(directory, f"{name}.{kind}.npy"), mmap_mode="r") for kind in MAPS]
-    return Samples(documents, *(np.asarray(one) for one in maps))
+    return Samples(documents, *(np.asarray(array) for array in maps))
 
 
 def import_neox(
@@ -194,10 +194,10 @@ def import_neox(
     files: dict[str, str | bytes] = {**(beside or {})}
     tokens = documents = 0
     for number, prefix in enumerate(prefixes):
-        wanted = samples if split else math.ceil(samples * float(shares[number]) * 1.005)
+        needed = samples if split else math.ceil(samples * float(shares[number]) * 1.005)
         name = "train" if split else f"train_{number}"
-        found = _maps(f"{prefix}_{name}_indexmap_{wanted}ns_{seq_len}sl_{seed}s")
-        for kind, path in zip(MAPS, found, strict=True):
+        maps = _maps(f"{prefix}_{name}_indexmap_{needed}ns_{seq_len}sl_{seed}s")
+        for kind, path in zip(MAPS, maps, strict=True):
             files[f"{number}.{kind}.npy"] = path
         for end in ("bin", "idx"):
             files[f"{number}.{end}"] = f"{prefix}.{end}"
@@ -237,12 +237,12 @@ def blend(weights: np.ndarray, count: int) -> np.ndarray:
 
     Each sample comes from the dataset that is furthest behind its weight (float64, sum 1), the first of equals.
     """
-    found = bytearray(count)
+    order = bytearray(count)
     shares, taken = weights.tolist(), [0] * len(weights)
     for number in range(count):
         at = float(max(number, 1))
         behind = [share * at - have for share, have in zip(shares, taken, strict=True)]
         chosen = behind.index(max(behind))
-        found[number] = chosen
+        order[number] = chosen
         taken[chosen] += 1
-    return np.frombuffer(bytes(found), np.uint8)
+    return np.frombuffer(bytes(order), np.uint8)

@@ -146,17 +146,17 @@ class TorchFile:
         if kind.module != "torch" or kind.name not in STORAGES or type(name) is not str or type(count) is not int:
             raise PickleRejectedError(f"a storage of kind {kind.module}.{kind.name}"[:200])
         dtype = STORAGES[kind.name]
-        found = self._storages.get(name)
-        if found is None:
+        storage = self._storages.get(name)
+        if storage is None:
             member = self._members.get(f"{self._prefix}data/{name}")
             if member is None:
                 raise PickleRejectedError(f"the storage {name!r} is missing"[:200])
             if count < 0 or member.size != count * dtype.itemsize:
                 raise PickleRejectedError(f"the storage {name!r} has {member.size} bytes, not {count} elements"[:200])
-            found = self._storages[name] = _FileStorage(self, member, f"data/{name}", dtype, count)
-        if found.dtype != dtype or found.size != count:
+            storage = self._storages[name] = _FileStorage(self, member, f"data/{name}", dtype, count)
+        if storage.dtype != dtype or storage.size != count:
             raise PickleRejectedError(f"the storage {name!r} is described in two ways"[:200])
-        return found
+        return storage
 
 
 class _FileStorage(Storage):

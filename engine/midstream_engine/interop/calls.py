@@ -133,7 +133,7 @@ def _parameter(tensor: object, *_: object) -> Tensor:
 
 
 def _sizes(values: Sequence[TorchValue]) -> tuple[int, ...]:
-    if type(values) not in (tuple, list) or any(type(one) is not int or one < 0 for one in values):
+    if type(values) not in (tuple, list) or any(type(size) is not int or size < 0 for size in values):
         raise ConversionError("broken pickle: a shape of what are no sizes")
     return tuple(values)
 

@@ -78,8 +78,8 @@ def constant(array: LogicalArray, value: object) -> ImportedArray:
 
     def pieces(plane: int, read: None) -> list[Piece]:
         del plane, read
-        found = np.asarray(array.value) if value is None else np.asarray(value, numpy_dtype(array.dtype))
-        return [(full_box(array.shape), np.broadcast_to(found, array.shape))]
+        values = np.asarray(array.value) if value is None else np.asarray(value, numpy_dtype(array.dtype))
+        return [(full_box(array.shape), np.broadcast_to(values, array.shape))]
 
     return ImportedArray(array.name, array.axes, array.shape, array.dtype, pieces)
 

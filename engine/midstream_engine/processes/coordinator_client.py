@@ -104,10 +104,10 @@ class CoordinatorClient:
                     raise PeerLostError(self.first_failure())
                 if self._closed:
                     raise PeerLostError(DISCONNECTED)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise PeerLostError(f"{self.peers[sender]} did not send {key!r} within {timeout:.0f} s")
-                self._changed.wait(left)
+                self._changed.wait(remaining)
             value = waiting.popleft()
             if not waiting:
                 del self._inbox[key, sender]
@@ -128,10 +128,10 @@ class CoordinatorClient:
                     raise PeerLostError(self.first_failure())
                 if self._closed:
                     raise PeerLostError(DISCONNECTED)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise PeerLostError(f"no process sent {key!r} within {timeout:.0f} s")
-                self._changed.wait(left)
+                self._changed.wait(remaining)
 
     def discard(self, prefix: str) -> None:
         """Drop all messages that were not received and whose keys begin with ``prefix``."""
@@ -185,8 +185,8 @@ class CoordinatorClient:
         """
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not self._failures and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._failures and (remaining := deadline - time.monotonic()) > 0:
+                self._changed.wait(remaining)
         return self.first_failure()
 
     def report_failure(self, reason: str) -> None:

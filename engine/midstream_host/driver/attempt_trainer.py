@@ -101,11 +101,11 @@ def _checkpoints_in(setup: TrainerSetup, root: str) -> List[str]:
     """
     rule = rule_of(setup.run.checkpoints.rule)
     try:
-        found = search(setup.checkpoints, setup.run.checkpoints.pattern or rule.pattern)
+        search_result = search(setup.checkpoints, setup.run.checkpoints.pattern or rule.pattern)
     except SearchError as error:
         raise records.RecordError("checkpoints: {}".format(error)) from None
     others = work_directory.travelling(root, setup.run.files_digest)
-    found = [path for path in found if path not in others]
+    search_result = [path for path in search_result if path not in others]
     if rule.newest_file:
-        found += sorted({posixpath.join(posixpath.dirname(path), rule.newest_file) for path in found})
-    return found
+        search_result += sorted({posixpath.join(posixpath.dirname(path), rule.newest_file) for path in search_result})
+    return search_result

@@ -70,7 +70,7 @@ class OpenedFiles:
                 self.problem = "the driver has read it at the same time"
 
     def _opened_in(self, data: bytes) -> Set[str]:
-        found: Set[str] = set()
+        paths: Set[str] = set()
         at = 0
         while at < len(data):
             watched, mask, _, length = _EVENT.unpack_from(data, at)
@@ -81,8 +81,8 @@ class OpenedFiles:
             elif mask & OPENED and not mask & IS_DIRECTORY and watched in self._watched:
                 path = posixpath.join(self._watched[watched], name)
                 if path in self.files:
-                    found.add(path)
-        return found
+                    paths.add(path)
+        return paths
 
     def close(self) -> None:
         """End the watch."""

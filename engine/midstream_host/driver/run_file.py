@@ -211,15 +211,15 @@ def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
         name = match.group(1)
         if name not in PLACEHOLDERS:
             return match.group(0)  # braces of the command itself
-        found = values.get(name)
-        if found is None or found == "":
+        default = values.get(name)
+        if default is None or default == "":
             raise RecordError("{{{}}} has no value here".format(name))
-        if SCRIPT.search(match.string) and not PLAIN.fullmatch(str(found)):
+        if SCRIPT.search(match.string) and not PLAIN.fullmatch(str(default)):
             raise RecordError(
                 "{{{0}}} is in a script, and a shell would not read {1!r} as one word (hint: give it to the script as "
-                'an argument: [sh, -c, \'exec train "$1"\', sh, "{{{0}}}"])'.format(name, found)
+                'an argument: [sh, -c, \'exec train "$1"\', sh, "{{{0}}}"])'.format(name, default)
             )
-        return str(found)
+        return str(default)
 
     return [PLACEHOLDER.sub(value, word) for word in words]
 

@@ -115,8 +115,8 @@ def _version(path: str, env: Mapping[str, str]) -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(rb"(?:^|\s)(\d+\.\d+[\w.+]*)", done.stdout)
-    return found[1].decode()[:40] if done.returncode == 0 and found else ""
+    match = re.search(rb"(?:^|\s)(\d+\.\d+[\w.+]*)", done.stdout)
+    return match[1].decode()[:40] if done.returncode == 0 and match else ""
 
 
 @program
@@ -241,13 +241,13 @@ def _compare(directory: str, packages: str) -> None:
 
     Raises BuildError where a package is not what it names.
     """
-    wanted = {
+    digests = {
         unquote(posixpath.basename(url)): digest
         for url, _, digest in (line.partition("#") for line in packages.splitlines() if line[:1] not in ("", "#", "@"))
     }
     installed = dict(_installed(posixpath.join(directory, "conda-meta")))
-    wrong = next((file for file, digest in wanted.items() if digest not in installed.get(file, ())), None)
-    more = next((file for file in installed if file not in wanted), None)
+    wrong = next((file for file, digest in digests.items() if digest not in installed.get(file, ())), None)
+    more = next((file for file in installed if file not in digests), None)
     if wrong is not None:
         what = "with another hash" if wrong in installed else "not"
         raise BuildError("{} is {} installed".format(wrong, what))

@@ -56,11 +56,11 @@ def problems(
         env: Added to the engine's environment.
     """
     os.environ.update(env)  # of this call's own process
-    found = list(_tokenizer(tokenizer, eos_token, run_directory))
+    lines = list(_tokenizer(tokenizer, eos_token, run_directory))
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         for text in texts:
-            found.extend(_text(text["field"], text["url"], text["files"], text["count"], run_directory, pool))
-    return found
+            lines.extend(_text(text["field"], text["url"], text["files"], text["count"], run_directory, pool))
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizer

@@ -171,8 +171,8 @@ def _wait_for_ends(root: str, run_id: str) -> None:
     deadline = time.monotonic() + EXIT_TIMEOUT
     while time.monotonic() < deadline:
         running = run_state.running_attempt(root, run_id)
-        found = run_state.status(root, run_id, running).status if running else None
-        if found is None or found.state not in records.ENDED:
+        status = run_state.status(root, run_id, running).status if running else None
+        if status is None or status.state not in records.ENDED:
             return
         job = slurm.described(records.RunPaths(root, run_id).attempt(running))
         if job is not None and job.waits:  # it was requeued, and starts again

@@ -158,12 +158,12 @@ def _attempt(paths: records.RunPaths, number: int) -> AttemptEvidence:
 
 
 def _numbers(files: records.AttemptPaths) -> List[int]:
-    found = set(run_state.processes(files))
+    numbers = set(run_state.processes(files))
     for name in names_in(files.dir):
         match = re.fullmatch(r"exit-([0-9]{1,6})\.json", name)
         if match:
-            found.add(int(match.group(1)))
-    return sorted(found)
+            numbers.add(int(match.group(1)))
+    return sorted(numbers)
 
 
 def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:

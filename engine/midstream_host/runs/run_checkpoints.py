@@ -25,40 +25,40 @@ CheckpointName = Annotated[str, records.CHECKPOINT_NAME]
 KnownManifests = Dict[str, Tuple[Any, ListedCheckpoint]]
 
 
-def checkpoints(paths: records.RunPaths, known: Optional[KnownManifests] = None) -> List[ListedCheckpoint]:
+def checkpoints(paths: records.RunPaths, cached: Optional[KnownManifests] = None) -> List[ListedCheckpoint]:
     """Every directory of a checkpoint, oldest first: complete, partial or damaged.
 
-    ``known`` keeps the summaries of manifests for the next call: a file that has not changed is not read again.
+    ``cached`` keeps the summaries of manifests for the next call: a file that has not changed is not read again.
     """
-    known = {} if known is None else known
+    cached = {} if cached is None else cached
     names = set(names_in(paths.checkpoints))
     while True:
-        found = _listed(paths, names, known)
+        listed = _listed(paths, names, cached)
         before, names = names, set(names_in(paths.checkpoints))
         # Retention may have removed the newest that was listed, after one that was not listed was saved.
-        if names == before or any(entry.complete for entry in found):
-            return found
+        if names == before or any(entry.complete for entry in listed):
+            return listed
 
 
-def _listed(paths: records.RunPaths, names: Collection[str], known: KnownManifests) -> List[ListedCheckpoint]:
+def _listed(paths: records.RunPaths, names: Collection[str], cached: KnownManifests) -> List[ListedCheckpoint]:
     fence = records.Fence.read_or_none(paths.fence)
     pins = pinned(paths)
     listed: List[ListedCheckpoint] = []
     for name in names:
-        checkpoint = described(paths, name, known)
+        checkpoint = described(paths, name, cached)
         if checkpoint is None:
             continue
         accepted = checkpoint.complete and (
             fence is None or fence.accepts(checkpoint.epoch, checkpoint.step, checkpoint.start)
         )
         listed.append(dataclasses.replace(checkpoint, pinned=name in pins, accepted=accepted))
-    for name in set(known).difference(names):
-        del known[name]
+    for name in set(cached).difference(names):
+        del cached[name]
     return sorted(listed, key=lambda entry: (entry.step, entry.attempt))
 
 
 def described(
-    paths: records.RunPaths, name: str, known: Optional[KnownManifests] = None, *, path: str = ""
+    paths: records.RunPaths, name: str, cached: Optional[KnownManifests] = None, *, path: str = ""
 ) -> Optional[ListedCheckpoint]:
     """A checkpoint by its manifest, without its pin and the fence's judgement.
 
@@ -67,20 +67,20 @@ def described(
     parsed = records.parse_checkpoint_name(name)
     if parsed is None:
         return None
-    known = {} if known is None else known
+    cached = {} if cached is None else cached
     path = path or posixpath.join(paths.checkpoint(name), records.MANIFEST)
     partial = ListedCheckpoint(name, parsed[0], parsed[1], False, False)
     mark = None
     try:
         mark = signature(path)
-        if name not in known or known[name][0] != mark:
-            known[name] = (mark, _complete(partial, records.Manifest.read(path)))
-        return known[name][1]
+        if name not in cached or cached[name][0] != mark:
+            cached[name] = (mark, _complete(partial, records.Manifest.read(path)))
+        return cached[name][1]
     except (FileNotFoundError, NotADirectoryError):
         return _damaged(partial, "a symbolic link to nothing", path) if os.path.islink(path) else partial
     except records.RecordError as error:
-        known[name] = (mark, _damaged(partial, str(error), path))
-        return known[name][1]
+        cached[name] = (mark, _damaged(partial, str(error), path))
+        return cached[name][1]
     except OSError as error:
         return _damaged(partial, "cannot be read ({})".format(error.strerror), path)
 
@@ -109,7 +109,7 @@ def pinned(paths: records.RunPaths) -> Dict[str, float]:
     pins: Dict[str, float] = {}
     for name in names:
         with contextlib.suppress(FileNotFoundError, records.RecordError):
-            one = records.Pin.read(posixpath.join(paths.pins, name))
-            if one.expires > time.time():
-                pins[one.checkpoint] = one.expires
+            pin = records.Pin.read(posixpath.join(paths.pins, name))
+            if pin.expires > time.time():
+                pins[pin.checkpoint] = pin.expires
     return pins

@@ -101,17 +101,17 @@ def state(job: str) -> JobState:
     A job that neither has is ``UNKNOWN``. A controller that does not answer is no evidence: the last known state of a
     job that waits or runs stays. After `query_in_background` the result is the newest state that has been found.
     """
-    found = _cached.get(job)
-    if found is not None and time.monotonic() - found[0] <= CACHE_TIME:
-        return found[1]
+    cached = _cached.get(job)
+    if cached is not None and time.monotonic() - cached[0] <= CACHE_TIME:
+        return cached[1]
     return _background.state(job) if _background is not None else _look(job)
 
 
 def _look(job: str) -> JobState:
-    found = _cached.get(job)
+    cached = _cached.get(job)
     now = _query(job)
-    if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
-        now = found[1]
+    if now.reason == NO_ANSWER and cached is not None and (cached[1].waits or cached[1].runs):
+        now = cached[1]
     _cached[job] = (time.monotonic(), now)
     return now
 
@@ -136,17 +136,17 @@ class _Background:
         threading.Thread(target=self._run, daemon=True).start()
 
     def state(self, job: str) -> JobState:
-        found = _cached.get(job)
-        if found is not None and found[1].ended and time.monotonic() - found[0] < ENDED_CACHE_TIME:
-            return found[1]
+        cached = _cached.get(job)
+        if cached is not None and cached[1].ended and time.monotonic() - cached[0] < ENDED_CACHE_TIME:
+            return cached[1]
         with self._answered:
             if job not in self._open:
                 self._open.add(job)
                 self._requested.put(job)
             if not self._late:
                 self._late = not self._answered.wait_for(lambda: job not in self._open, ANSWER_TIMEOUT)
-        found = _cached.get(job)
-        return found[1] if found is not None else JobState(job, UNKNOWN, NO_ANSWER)
+        cached = _cached.get(job)
+        return cached[1] if cached is not None else JobState(job, UNKNOWN, NO_ANSWER)
 
     def _run(self) -> None:
         while True:
@@ -258,13 +258,13 @@ def described(path: records.AttemptPaths) -> Optional[JobState]:
     The other job's script and name both differ: a cluster's own sbatch may submit a copy of the script.
     """
     job = job_of(path)
-    found = None if job is None else state(job)
-    if found is None or not found.script.startswith("/") or is_script_of(found.script, path):
-        return found
+    job_state = None if job is None else state(job)
+    if job_state is None or not job_state.script.startswith("/") or is_script_of(job_state.script, path):
+        return job_state
     run_id = posixpath.basename(posixpath.dirname(posixpath.dirname(path.dir)))
-    if found.name == name_of(run_id) and not SCRIPT_OF_ATTEMPT.search(found.script):
-        return found
-    return JobState(found.job, UNKNOWN, ANOTHER)
+    if job_state.name == name_of(run_id) and not SCRIPT_OF_ATTEMPT.search(job_state.script):
+        return job_state
+    return JobState(job_state.job, UNKNOWN, ANOTHER)
 
 
 def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
@@ -274,14 +274,14 @@ def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> 
     again, or to have started since: it was requeued. Of a job that SLURM does not know, or whose nodes have failed, a
     fresh heartbeat is evidence. A job without a status, of which the controller says nothing, may wait in the queue.
     """
-    found = described(path)
-    if found is None:
+    job = described(path)
+    if job is None:
         return False
-    if found.waits or status is None:
-        return found.waits or found.runs or found.reason == NO_ANSWER
-    if found.runs:
-        return status.state not in records.ENDED or found.started > status.heartbeat
-    return found.state in (UNKNOWN, NODE_FAIL) and may_live(status)
+    if job.waits or status is None:
+        return job.waits or job.runs or job.reason == NO_ANSWER
+    if job.runs:
+        return status.state not in records.ENDED or job.started > status.heartbeat
+    return job.state in (UNKNOWN, NODE_FAIL) and may_live(status)
 
 
 def may_live(status: records.Status) -> bool:
@@ -294,8 +294,8 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
 
     Return False where SLURM does not know the job.
     """
-    found = described(path)
-    return found is not None and found.ended
+    job = described(path)
+    return job is not None and job.ended
 
 
 def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
@@ -326,8 +326,8 @@ def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
             run(argv)
     except SlurmError:
         _cached.pop(job, None)
-        found = state(job)
-        if found.waits or found.runs or found.reason == NO_ANSWER:
+        job_state = state(job)
+        if job_state.waits or job_state.runs or job_state.reason == NO_ANSWER:
             raise
         return False
     finally:
@@ -335,15 +335,15 @@ def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
     return True
 
 
-def is_recognised(path: records.AttemptPaths, found: JobState) -> bool:
+def is_recognised(path: records.AttemptPaths, job: JobState) -> bool:
     """Return whether nothing speaks against a job's being the attempt's.
 
     A job without a script's path, as of ``--wrap`` or stdin, has to have the run's name before it is signalled.
     """
-    if found.reason == ANOTHER:
+    if job.reason == ANOTHER:
         return False
     run_id = posixpath.basename(posixpath.dirname(posixpath.dirname(path.dir)))
-    return not found.script or found.script.startswith("/") or found.name == name_of(run_id)
+    return not job.script or job.script.startswith("/") or job.name == name_of(run_id)
 
 
 @reads()
@@ -363,7 +363,7 @@ def allocation(flags: List[str]) -> Allocation:
     limits = _words(["sinfo", "--noheader", "--partition", partition, "--format", "%L|%l"])
     own = os.environ.get("SBATCH_TIMELIMIT", "")  # a flag comes before it
     texts = [own] if own else (*limits, "")[0].split("|")
-    limit = next((found for text in texts if (found := seconds_of(text))), 0.0)
+    limit = next((seconds for text in texts if (seconds := seconds_of(text))), 0.0)
     return Allocation(_time(match.group(1)), nodes, partition, sorted(set(gres)), len(names), limit)
 
 
@@ -384,13 +384,13 @@ def job_of_attempt(root: str, run_id: str, attempt: int) -> Optional[JobState]:
 @reads()
 def commands() -> Dict[str, str]:
     """Version of each command of SLURM, or "!" and why it does not run."""
-    found: Dict[str, str] = {}
+    variables: Dict[str, str] = {}
     for name in ("sbatch", "srun", "squeue", "scancel", "sacct"):
         try:
-            found[name] = run([name, "--version"]).strip()
+            variables[name] = run([name, "--version"]).strip()
         except SlurmError as error:
-            found[name] = "!" + str(error)
-    return found
+            variables[name] = "!" + str(error)
+    return variables
 
 
 def run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT) -> str:

@@ -45,10 +45,10 @@ def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: 
     try:
         output = slurm.run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)])
     except SlurmError:
-        found = [each for each in _jobs_of(path, flags) if each not in strays]
-        if len(found) != 1:
+        jobs = [job for job in _jobs_of(path, flags) if job not in strays]
+        if len(jobs) != 1:
             raise
-        output = found[0]
+        output = jobs[0]
     match = re.search(r"^(\d+(?:;[\w.-]+)?)", output.strip().splitlines()[-1] if output.strip() else "")
     if match is None:
         raise SlurmError("sbatch names no job: {!r}".format(output.strip()[:200]))
@@ -69,24 +69,24 @@ def _jobs_of(path: records.AttemptPaths, flags: Sequence[str]) -> List[str]:
     except SlurmError:
         return []
     cluster = "" if "," in cluster else cluster
-    found: List[str] = []
+    jobs: List[str] = []
     for line in lines:
         if line.startswith("CLUSTER:"):  # of the jobs that follow: the flags may name several clusters
             cluster = line.partition(":")[2].strip()
         number, word, script = [*line.split("|", 2), "", ""][:3]
         if slurm.is_script_of(script, path) and not slurm.JobState(number, word.strip(), "").ended:
-            found.append(number.strip() + (";" + cluster if cluster else ""))
-    return found
+            jobs.append(number.strip() + (";" + cluster if cluster else ""))
+    return jobs
 
 
 def _cluster(flags: Sequence[str]) -> str:
     """Return the clusters that flags of sbatch name; empty: the login node's own."""
-    found = ""
+    cluster = ""
     for flag, following in zip(flags, [*flags[1:], ""]):
         if flag in ("-M", "--clusters", "--cluster"):
-            found = following
+            cluster = following
         elif flag.startswith(("--clusters=", "--cluster=")):
-            found = flag.partition("=")[2]
+            cluster = flag.partition("=")[2]
         elif re.match("-M.", flag):
-            found = flag[2:]
-    return found
+            cluster = flag[2:]
+    return cluster

@@ -29,19 +29,19 @@ def program_texts(directory: str, names: Sequence[str]) -> Iterator[str]:
             continue
 
 
-def names_in(directory: str, command: Sequence[str], wanted: Sequence[str]) -> List[str]:
+def names_in(directory: str, command: Sequence[str], names: Sequence[str]) -> List[str]:
     """Return the wanted names that a run's files or command have, outside of comments.
 
     Files are those of the directory itself, and those that the command names below it.
     """
-    if not wanted:
+    if not names:
         return []
     named = [word for word in command if word.endswith(_PROGRAMS) and records.safe_relative(word)]
     try:
         beside = sorted(name for name in os.listdir(directory) if name.endswith(_PROGRAMS))
     except OSError:
         beside = []
-    found: Set[str] = {name for word in command for name in _NAME.findall(word)}
+    present: Set[str] = {name for word in command for name in _NAME.findall(word)}
     for text in program_texts(directory, list(dict.fromkeys([*named, *beside]))):
-        found.update(_NAME.findall(_COMMENT.sub("", text)))
-    return [name for name in wanted if name in found]
+        present.update(_NAME.findall(_COMMENT.sub("", text)))
+    return [name for name in names if name in present]

@@ -69,8 +69,8 @@ def examine(directory: str) -> int:
                 if crc32c(data) != int.from_bytes(check, "little"):
                     problems.append([path, "the crc32c at its end is not that of its data"])
                 encoded[path] = hashlib.sha256(data + crc32c(data).to_bytes(4, "little")).hexdigest()
-            found = measure(data, entry.dtype)
-            squares, not_finite = squares + found[0], not_finite + found[1]
+            measured = measure(data, entry.dtype)
+            squares, not_finite = squares + measured[0], not_finite + measured[1]
         emit("array", by="the standard library", name=entry.name, norm=math.sqrt(squares), not_finite=not_finite)
     if small:
         encoded[records.PACKED] = hashlib.sha256(_pack(small, manifest)).hexdigest()
@@ -122,7 +122,7 @@ def _unpack(directory: str, manifest: records.Manifest, problems: List[List[str]
     except ValueError as error:
         problems.append([records.PACKED, "its header is malformed ({})".format(error)])
         return {}
-    found: Dict[str, memoryview] = {}
+    arrays: Dict[str, memoryview] = {}
     for entry in manifest.array_entries:
         if entry.grid:
             continue
@@ -130,8 +130,8 @@ def _unpack(directory: str, manifest: records.Manifest, problems: List[List[str]
         if described is None or (described.dtype, described.shape) != (entry.dtype, entry.shape):
             problems.append([records.PACKED, "{} is not in it as the manifest says".format(entry.name)])
             continue
-        found[entry.name] = raw[described.start : described.stop]
-    return found
+        arrays[entry.name] = raw[described.start : described.stop]
+    return arrays
 
 
 def _pack(arrays: Dict[str, bytes], manifest: records.Manifest) -> bytes:

@@ -170,7 +170,7 @@ def test_bucket_cache_is_found_by_digest_of_checkpoint(corpus: Path) -> None:
     wanted = opened(corpus / "one", config(corpus)).digest
     (corpus / "a.txt").write_text("other text")
     settings = config(corpus)
-    found = open_cache(str(corpus / "two"), settings.train_urls, settings, ByteTokenizer(), wanted=wanted)
+    found = open_cache(str(corpus / "two"), settings.train_urls, settings, ByteTokenizer(), digest=wanted)
     assert (found.digest, found.local) == (wanted, False)
 
 

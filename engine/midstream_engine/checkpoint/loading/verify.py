@@ -208,8 +208,8 @@ def lines(report: Report) -> Iterator[dict[str, JsonValue]]:
         yield value
     problems: list[list[str]] = []
     for flaw in report.flaws:
-        found = re.fullmatch(r"object (\S+): (.*)", flaw, re.DOTALL)
-        problems.append([found[1], found[2]] if found else [MANIFEST, flaw])
+        match = re.fullmatch(r"object (\S+): (.*)", flaw, re.DOTALL)
+        problems.append([match[1], match[2]] if match else [MANIFEST, flaw])
     yield {
         "event": "verified",
         "objects": len(manifest.objects),

@@ -76,7 +76,7 @@ class Retention:
         if not store.names():
             return []
         when = time.time() if now is None else now
-        left = empty_trash(store, paths, when)  # of a call that was killed
+        deleted = empty_trash(store, paths, when)  # of a call that was killed
         with locked(paths.lock):
             saved = [checkpoint for checkpoint in list_checkpoints(paths) if checkpoint.complete]
             fence = read_fence(paths)
@@ -85,7 +85,7 @@ class Retention:
             names = to_delete(self.policy, saved, fence, read_pins(paths, when), own)
             for name in names:
                 store.set_aside(name)
-        return left + empty_trash(store, paths, when)
+        return deleted + empty_trash(store, paths, when)
 
 
 def empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[str]:
@@ -119,9 +119,9 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
         files = []
     try:
         pins = [Pin.read_or_none(os.path.join(paths.pins, file)) for file in files if file.endswith(".json")]
-        found = {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
+        names = {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
         if in_bucket(paths.checkpoints):
-            found |= bucket_fence.read_pins(paths, now)
+            names |= bucket_fence.read_pins(paths, now)
     except (RecordError, ValueError) as error:
         raise CheckpointError(f"a pin is unreadable, so no checkpoint is deleted: {error}") from error
-    return found
+    return names

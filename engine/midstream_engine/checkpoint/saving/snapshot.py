@@ -160,12 +160,12 @@ def device_bytes(tree: PyTree) -> dict[PyTree, int]:
     """
     if jax.default_backend() == "cpu":
         return {}
-    found: dict[Device, int] = {}
+    sizes: dict[Device, int] = {}
     for part in _parts(list(flatten(tree).values()), spread=True):
         if part.copied and part.lasting:
             (device,) = part.data.sharding.device_set
-            found[device] = found.get(device, 0) + part.size
-    return found
+            sizes[device] = sizes.get(device, 0) + part.size
+    return sizes
 
 
 def prepare_device_copy(tree: PyTree) -> Callable[[], None]:
@@ -195,13 +195,13 @@ def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_ArrayP
     With ``spread`` parts that several devices have are divided among them; else the first one's are returned.
     """
     load: dict[Device, int] = {}  # bytes by device
-    found: list[_ArrayPart] = []
+    collected: list[_ArrayPart] = []
     for array in arrays:
         dtype = numpy_dtype(array.dtype)
         if not isinstance(array.value, jax.Array):
             box = full_box(array.shape)
             data = np.asarray(array.value)
-            found.append(_ArrayPart(array.name, box, data, data.nbytes, lasting=False, copied=False))
+            collected.append(_ArrayPart(array.name, box, data, data.nbytes, lasting=False, copied=False))
             continue
         shards: dict[Box, list[Leaf]] = {}
         for shard in array.value.addressable_shards:
@@ -213,10 +213,10 @@ def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_ArrayP
             own = shard.data.sharding.memory_kind in (None, "device")
             # Small arrays are packed into one object: they are read more than once, and fetched at once.
             large = bool(size and grid_of(array.axes, array.shape, array.dtype))
-            found.append(
+            collected.append(
                 _ArrayPart(array.name, box, shard.data, size, own and shard.device.platform != "cpu", own and large)
             )
-    return found
+    return collected
 
 
 def _copy_on_devices(parts: Sequence[_ArrayPart]) -> list[tuple[_ArrayPart, DevicePart]]:

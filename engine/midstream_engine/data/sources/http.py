@@ -66,8 +66,8 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
     for attempt in range(ATTEMPTS):
         try:
             # Identity: byte ranges must be those of the stored file.
-            wanted = urllib.request.Request(url, headers={"Accept-Encoding": "identity", **headers}, method=method)
-            return urllib.request.urlopen(wanted, timeout=TIMEOUT)
+            request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", **headers}, method=method)
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             error.close()
             if method == "HEAD" and error.code in (403, 405, 501):
@@ -141,8 +141,8 @@ class _Stream(io.RawIOBase):
         if self._source.version and _version(response) not in ("", self._source.version):
             raise DataError(f"data: {self._source.path} has changed while it was read (hint: start again)")
         if self._position and response.status != 206:  # the server has no ranges: read up to the position
-            left = self._position
-            while left:
-                left -= len(response.read(min(left, 1 << 20))) or left
+            position = self._position
+            while position:
+                position -= len(response.read(min(position, 1 << 20))) or position
         if self._end < 0 and response.length is not None:  # a server that reports no size to HEAD
             self._end = self._position + response.length

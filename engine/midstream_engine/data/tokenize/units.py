@@ -106,8 +106,8 @@ def _pieces(source: SourceFile, unit_bytes: int) -> Iterator[tuple[SourcePart, i
     elif kind == formats.ROWS and size * _COMPRESSION > unit_bytes and not source.path.startswith("http"):
         groups = formats.row_groups(source)
         total, start, gathered = max(sum(groups), 1), 0, 0
-        for number, part in enumerate(groups):
-            gathered += part
+        for number, group in enumerate(groups):
+            gathered += group
             if gathered >= unit_bytes or number == len(groups) - 1:
                 yield SourcePart(source, start, number + 1), gathered, size * gathered // total
                 start, gathered = number + 1, 0
@@ -180,8 +180,8 @@ def _document(unit: Unit, text_key: str, number: int) -> str:
         if number < count:
             break
         number -= count
-    part = f" of the part from {piece.start} on" if piece.start else ""
-    return f"{piece.source.path}: document {number}{part}"
+    where = f" of the part from {piece.start} on" if piece.start else ""
+    return f"{piece.source.path}: document {number}{where}"
 
 
 def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:

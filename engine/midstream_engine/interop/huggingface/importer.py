@@ -68,8 +68,8 @@ class _Converted(HostArray):
         present = tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(box, real, strict=True))
         if present != box:
             result[...] = 0  # the rows that pad the vocabulary
-        part = view[tuple(slice(*part) for part in present)]
-        result[within(present, box)] = checked(self.name, part, numpy_dtype(self.dtype), rounds=self.rounds)
+        region = view[tuple(slice(*limits) for limits in present)]
+        result[within(present, box)] = checked(self.name, region, numpy_dtype(self.dtype), rounds=self.rounds)
 
 
 def import_model(source: str, directory: str, final: str, parameters: str | None = None) -> tuple[Manifest, list[str]]:
@@ -128,20 +128,20 @@ def described(source: str) -> tuple[dict[str, ForeignValue], LmConfig, int]:
 
     ``source``: a model directory.
     """
-    found = _read_json(os.path.join(source, "config.json"))
-    model, vocab_size = from_huggingface(found)
+    config = _read_json(os.path.join(source, "config.json"))
+    model, vocab_size = from_huggingface(config)
     # The embedding has this many rows, whatever the size of the tokenizer.
-    return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
+    return config, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
-def not_imported(source: str, found: dict[str, JsonValue]) -> list[str]:
+def not_imported(source: str, config: dict[str, JsonValue]) -> list[str]:
     """Return a line for each part of a training that is not imported.
 
-    ``found``: its config.json.
+    ``config``: its config.json.
     """
     names = [name for name in _OF_A_TRAINING if os.path.exists(os.path.join(source, name))]
     lines = [f"{', '.join(names)}: not imported: the model begins at step 0 with a new optimizer"] if names else []
-    return [*lines, *left_out(found)]
+    return [*lines, *left_out(config)]
 
 
 def converted(
@@ -180,7 +180,7 @@ def converted(
             if tensors[one].shape != expected:
                 raise ConversionError(f"{one} has shape {tensors[one].shape}, config.json calls for {expected}")
         used.update(names)
-        sources = [tensors[one] for one in names]
+        sources = [tensors[name] for name in names]
         arrays.append(
             _Converted(name, array.axes, array.shape, array.dtype, [], None, sources, rule, vocab_size, rounds)
         )

@@ -52,8 +52,8 @@ class StoredArray:
             ConversionError: The array cannot be read, or has values that no training state has.
         """
         try:
-            part = self.store if layer is None else self.store[layer]
-            values = np.asarray(part.read().result())
+            stored = self.store if layer is None else self.store[layer]
+            values = np.asarray(stored.read().result())
         except ValueError as error:
             raise ConversionError(f"{self.name}: cannot be read: {_line(error)}") from None
         _check_values(self.name, values)
@@ -115,12 +115,12 @@ def read_metadata(directory: str) -> dict[str, ForeignValue]:
     path = os.path.join(directory, METADATA)
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            metadata = json.load(file)
     except ValueError as error:
         raise ConversionError(f"{path}: not JSON, perhaps truncated ({_line(error)})") from None
-    if not isinstance(found, dict) or "step" not in found:
+    if not isinstance(metadata, dict) or "step" not in metadata:
         raise ConversionError(f"{path}: has no step")
-    return found
+    return metadata
 
 
 def open_arrays(directory: str) -> tuple[str, dict[str, StoredArray]]:

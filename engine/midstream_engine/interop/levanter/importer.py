@@ -115,11 +115,11 @@ def open_levanter(
     skip_step = skip_step_arrays(directory, found, wanted, counts)
     if skip_step or never_skips(levanter.get("optimizer") or {}):
         used |= skip_step_names(found)
-    left = sorted(found.keys() - used)
+    unused = sorted(found.keys() - used)
     problems = [
         f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
         for what, names in (
-            ("unused", left),
+            ("unused", unused),
             ("missing", sorted(matched.missing)),
             ("misshapen", sorted(matched.misshapen)),
         )
@@ -174,15 +174,15 @@ class _Matched:
 
 
 def _match(
-    model: LmConfig, wanted: Mapping[str, LogicalArray], found: Mapping[str, StoredArray], places: Mapping[str, str]
+    model: LmConfig, arrays: Mapping[str, LogicalArray], found: Mapping[str, StoredArray], places: Mapping[str, str]
 ) -> _Matched:
     """Find the source of each array of model, average and moments.
 
     ``places``: prefix of our names -> of theirs.
     """
     matched = _Matched()
-    for name, array in wanted.items():
-        prefix = next((one for one in places if name.startswith(one)), None)
+    for name, array in arrays.items():
+        prefix = next((place for place in places if name.startswith(place)), None)
         if prefix is None:
             continue
         rule = _rule(model, name.removeprefix(prefix))

@@ -54,10 +54,10 @@ def key_of(name: str) -> Key:
     """
     if name == _TIED:
         return 0, "word_embeddings.weight"
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ConversionError(f"the source has {name}, which is no parameter of GPT-NeoX's")
-    return int(found[1]), found[2]
+    return int(match[1]), match[2]
 
 
 @dataclass

@@ -47,8 +47,8 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
         raise IncompleteError("model.safetensors is missing, and there are no other weights of the model")
     if not engine and not tree.below("optimizer_0"):
         tree.require("optimizer.bin", "the state of the optimizer")
-    for found in tree.match(_STATES):
-        tree.check_file(found.group(0))
+    for path in tree.match(_STATES):
+        tree.check_file(path.group(0))
     if not check_ranks(tree, "random_states_{}.pkl", ranks, "random state"):
         raise IncompleteError("random_states_0.pkl is missing, the random state of rank 0: it is written last")
     return count if engine else _optimizer_step(tree)

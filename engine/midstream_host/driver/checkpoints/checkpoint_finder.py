@@ -65,7 +65,7 @@ class CheckpointFinder:
         self._directory = os.path.abspath(os.path.expanduser(directory))
         self._pattern = pattern or self._rule.pattern
         self._ranks = ranks
-        self._known: Dict[str, _Known] = {}
+        self._looked: Dict[str, _Known] = {}
 
     def find(self) -> List[Checkpoint]:
         """Return the newest checkpoints, by step, those without a step first.
@@ -77,9 +77,13 @@ class CheckpointFinder:
             OSError: The directory cannot be read.
         """
         paths = [path for path in search(self._directory, self._pattern) if self._is_own(path)]
-        found = sorted(map(self._look, self._newest(paths)), key=_order)
-        self._known = {path: known for path, known in self._known.items() if path in {one.path for one in found}}
-        return found
+        checkpoints = sorted(map(self._look, self._newest(paths)), key=_order)
+        self._looked = {
+            path: looked
+            for path, looked in self._looked.items()
+            if path in {checkpoint.path for checkpoint in checkpoints}
+        }
+        return checkpoints
 
     def _is_own(self, path: str) -> bool:
         """Return whether ``path`` is no link to another file of the directory.
@@ -114,9 +118,9 @@ class CheckpointFinder:
             return Checkpoint(path, False, str(error), 0.0, [], named=self._named(path))
         except OSError as error:
             return Checkpoint(path, False, _unreadable(error), 0.0, [], named=self._named(path))
-        known = self._known.get(path)
-        if known is not None and known.signature == tree.signature and known.checkpoint.complete:
-            return known.checkpoint
+        looked = self._looked.get(path)
+        if looked is not None and looked.signature == tree.signature and looked.checkpoint.complete:
+            return looked.checkpoint
         stated: Optional[int] = None
         reason = ""
         try:
@@ -134,7 +138,7 @@ class CheckpointFinder:
         if tree.has_changed():
             reason = reason or "its files changed while they were looked at: it is being written"
             return dataclasses.replace(checkpoint, complete=False, reason=reason)
-        self._known[path] = _Known(tree.signature, checkpoint)
+        self._looked[path] = _Known(tree.signature, checkpoint)
         return checkpoint
 
 

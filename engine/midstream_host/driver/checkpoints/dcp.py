@@ -61,7 +61,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
 
 def _loader_ranks(names: Sequence[str]) -> Optional[int]:
     """Return the number of loaders in the state; None where any number loads it."""
-    ranks = [int(found.group(1)) for found in map(_LOADER_RANK.search, names) if found]
+    ranks = [int(match.group(1)) for match in map(_LOADER_RANK.search, names) if match]
     return max(ranks) + 1 if ranks and any(map(_LOADER_RANKS.search, names)) else None
 
 

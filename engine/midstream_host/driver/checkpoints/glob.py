@@ -54,18 +54,18 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     return _stored_step(tree) if distributed is None else distributed
 
 
-def shows_end(found: Checkpoint) -> bool:
+def shows_end(checkpoint: Checkpoint) -> bool:
     """Return whether a complete checkpoint shows that nothing more is written.
 
     A distributed checkpoint shows its end, and so does a single file that has its own size. Of other files, and of the
     number of files in a directory, nothing says how many there will be.
     """
-    if any(file.path == found.path for file in found.files):
-        return found.path.endswith((*_CHECKED, *_ARCHIVES)) or (
-            found.path.endswith(_JSON) and found.files[0].size <= TEXT_LIMIT
+    if any(file.path == checkpoint.path for file in checkpoint.files):
+        return checkpoint.path.endswith((*_CHECKED, *_ARCHIVES)) or (
+            checkpoint.path.endswith(_JSON) and checkpoint.files[0].size <= TEXT_LIMIT
         )
-    ends = ["{}/{}".format(found.path, name) for name in (METADATA, "__0.metadata")]
-    return any(file.path in ends for file in found.files)
+    ends = ["{}/{}".format(checkpoint.path, name) for name in (METADATA, "__0.metadata")]
+    return any(file.path in ends for file in checkpoint.files)
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
@@ -136,7 +136,7 @@ def _stored_step(tree: CheckpointTree) -> Optional[int]:
     Files of torch and JSON are looked at, in a directory those of its first level. None where they have none, or
     different ones.
     """
-    found: Set[int] = set()
+    steps: Set[int] = set()
     for path in sorted(path for path in tree.sizes if "/" not in path)[:_MAX_STATED]:
         name = path or tree.name
         if name.endswith(_CHECKED[:4]):
@@ -147,8 +147,8 @@ def _stored_step(tree: CheckpointTree) -> Optional[int]:
         else:
             continue
         if step is not None:
-            found.add(step)
-    return found.pop() if len(found) == 1 else None
+            steps.add(step)
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _step_of(value: object, number_of: Callable[[Any], Optional[float]]) -> Optional[int]:

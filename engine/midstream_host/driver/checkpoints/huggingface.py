@@ -172,8 +172,8 @@ def recorded_epoch(directory: str) -> Optional[RecordedEpoch]:
         value: Any = records.read_json(posixpath.join(directory, STATE), MAX_STATE)
     except FileNotFoundError:
         return None
-    found = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
-    epochs, step = found.get("num_train_epochs"), found.get("global_step")
+    state = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+    epochs, step = state.get("num_train_epochs"), state.get("global_step")
     if type(epochs) is not int or type(step) is not int or step < 0:
         return None
     return RecordedEpoch(step, epochs < WITHOUT_LENGTH)

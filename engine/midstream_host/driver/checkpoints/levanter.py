@@ -33,8 +33,8 @@ def named_step(name: str) -> Optional[int]:
 
     ``step-N`` is written after update N, counted from 0.
     """
-    found = number_in(name, _NAME)
-    return None if found is None else found + 1
+    number = number_in(name, _NAME)
+    return None if number is None else number + 1
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa: ARG001  it loads on any number
@@ -117,8 +117,8 @@ def _flag(words: Sequence[str], name: str) -> str:
 
 def _named(text: str, name: str) -> str:
     """Return a value of a YAML text by its name, wherever it is."""
-    found = re.search(r"(?:^\s+|[{,]\s*)" + _VALUE.format(name), text, re.M)
-    return found.group(1) if found else ""
+    match = re.search(r"(?:^\s+|[{,]\s*)" + _VALUE.format(name), text, re.M)
+    return match.group(1) if match else ""
 
 
 def _id_of(text: str) -> str:
@@ -129,8 +129,8 @@ def _id_of(text: str) -> str:
     flow = re.search(r"[{,]\s*" + _VALUE.format("id"), trainer.group("flow"))
     block = trainer.group("block")
     indent = re.match(r" *", block.lstrip("\n")) if flow is None else None
-    found = flow or re.search("^" + (indent.group(0) if indent else "") + _VALUE.format("id"), block, re.M)
-    return found.group(1) if found else ""
+    match = flow or re.search("^" + (indent.group(0) if indent else "") + _VALUE.format("id"), block, re.M)
+    return match.group(1) if match else ""
 
 
 RULE = CheckpointRule(

@@ -78,7 +78,7 @@ def _loader_states(value: Dict[Any, Any]) -> bool:
     place: Any = value
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):
         place = cast("Dict[Any, Any]", place).get(name) if isinstance(place, dict) else None
-    return isinstance(place, list) and any(bool(one) for one in cast("List[Any]", place))
+    return isinstance(place, list) and any(bool(state) for state in cast("List[Any]", place))
 
 
 RULE = CheckpointRule(

@@ -15,8 +15,8 @@ def named_step(name: str) -> Optional[int]:
 
     ``N`` is written after update N, counted from 0.
     """
-    found = orbax.named_step(name)
-    return None if found is None else found + 1
+    step = orbax.named_step(name)
+    return None if step is None else step + 1
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:

@@ -78,7 +78,7 @@ def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict
     described = tree.json(prefix + TREE)
     if not _has_stores(names):
         raise IncompleteError("{}manifest.ocdbt is missing, and there are no arrays of zarr".format(prefix))
-    processes = {int(found.group(1)) for found in map(_PROCESS.match, names) if found}
+    processes = {int(match.group(1)) for match in map(_PROCESS.match, names) if match}
     if "manifest.ocdbt" not in names:
         if processes:
             raise IncompleteError(
@@ -90,7 +90,7 @@ def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict
     if processes - set(range(ranks)):
         raise IncompleteError("{} processes wrote it, and the run has {}".format(max(processes) + 1, ranks))
     # A process that had no part of an array to write has no store, and lists the arrays all the same.
-    lists = {int(found.group(1)) for found in map(_LISTED.fullmatch, names) if found}
+    lists = {int(match.group(1)) for match in map(_LISTED.fullmatch, names) if match}
     split = _is_split(tree.json(prefix + SHARDING)) if SHARDING in names else False
     for rank in range(ranks):
         if rank not in processes and (split or rank not in lists):

@@ -36,7 +36,7 @@ class RecordedEpoch:
     sized: bool
 
 
-def _always(found: Checkpoint) -> bool:  # noqa: ARG001 (of `CheckpointRule.shows_end`)
+def _always(checkpoint: Checkpoint) -> bool:  # noqa: ARG001 (of `CheckpointRule.shows_end`)
     return True
 
 

@@ -32,8 +32,8 @@ def search(directory: str, pattern: str) -> List[str]:
     parts = pattern.split("/")
     if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in pattern:
         raise SearchError("the pattern {!r} is not a path below the directory".format(pattern[:200]))
-    found = _Search(directory)
-    return sorted(set(found.run("", parts, 0)))
+    search_state = _Search(directory)
+    return sorted(set(search_state.run("", parts, 0)))
 
 
 class _Search:
@@ -85,6 +85,6 @@ class _Search:
         return True
 
 
-def _share(one: str, other: str) -> bool:
+def _share(variable: str, other: str) -> bool:
     """Return whether one of two folders is the other, or in it."""
-    return os.path.commonpath([one, other]) in (one, other)
+    return os.path.commonpath([variable, other]) in (variable, other)

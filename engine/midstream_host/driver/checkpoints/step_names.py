@@ -45,16 +45,16 @@ def step_in(name: str) -> Optional[int]:
     named = _STEP.findall(stem)
     if named:
         return _value(named[-1])
-    found = _END.search(stem)
-    if found is None:
+    match = _END.search(stem)
+    if match is None:
         return None
-    before = stem[: found.start("number")]
+    before = stem[: match.start("number")]
     if re.search(r"\d[.,]$|\d[eE][-+]?$", before):  # the end of a decimal
         return None
     word = _WORD.search(before)
     if word is not None and _OTHER.fullmatch(word.group(1)):
         return None
-    return _value(found.group("number"))
+    return _value(match.group("number"))
 
 
 def step_of_number(number: Optional[float]) -> Optional[int]:

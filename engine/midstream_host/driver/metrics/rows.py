@@ -147,10 +147,15 @@ def number(value: object) -> Optional[float]:
 
 def integer(value: object) -> Optional[int]:
     """A number that a step may have; None for anything else."""
-    found = number(value)
-    if found is None or not math.isfinite(found) or found != int(found) or not 0 <= found < MAX_STEP:
+    value_number = number(value)
+    if (
+        value_number is None
+        or not math.isfinite(value_number)
+        or value_number != int(value_number)
+        or not 0 <= value_number < MAX_STEP
+    ):
         return None
-    return int(found)
+    return int(value_number)
 
 
 def moment(value: object) -> Optional[float]:
@@ -159,10 +164,10 @@ def moment(value: object) -> Optional[float]:
     It may be in seconds, milliseconds, microseconds or nanoseconds. None for another number: a column ``time`` may have
     the seconds of a step, or those since the start. It would be before the trainer's start, and its row history.
     """
-    found = number(value)
-    scales = (scale for scale in (1.0, 1e3, 1e6, 1e9) if found is not None and EARLIEST <= found / scale < LATEST)
+    seconds = number(value)
+    scales = (scale for scale in (1.0, 1e3, 1e6, 1e9) if seconds is not None and EARLIEST <= seconds / scale < LATEST)
     scale = next(scales, None)
-    return None if found is None or scale is None else found / scale
+    return None if seconds is None or scale is None else seconds / scale
 
 
 def finite(value: float) -> Optional[float]:

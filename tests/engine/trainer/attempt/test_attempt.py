@@ -296,5 +296,5 @@ def test_initial_command_is_not_executed_again(tmp_path: Path) -> None:
 def test_agreement_merges_facts_and_requests(tmp_path: Path) -> None:
     requests = Requests(Signals(), CommandFile(str(tmp_path / "command.json")))
     known = Known(epoch=3, due=True, busy=True, failed=1)
-    assert requests.look(known).known == known
-    assert requests.look().known == Known()
+    assert requests.look(known).facts == known
+    assert requests.look().facts == Known()

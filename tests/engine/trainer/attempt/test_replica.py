@@ -203,7 +203,7 @@ def test_replica_processes_leave_together_without_a_lease(
     def look(known: Known | None = None) -> Wanted:
         offered.append(known or Known())
         assert len(offered) == 1
-        return Wanted(known=Known(due=True))
+        return Wanted(facts=Known(due=True))
 
     replaying = Replaying(tmp_path, process, look)
     assert replaying.run() == ReplayResult(None)
