@@ -14,35 +14,31 @@ import os
 import posixpath
 import queue
 import re
-import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, cast
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
 
 from midstream_core import records
 from midstream_host.declarations import reads
+from midstream_host.runs.slurm_commands import TIMES, MissingError, SlurmError, done, named, run, words_of
 from midstream_host.runs.slurm_states import NODE_FAIL, UNKNOWN, JobState, seconds_of
 
 JOB = "slurm.json"
 OUTPUT = "job.txt"  # of the job's script
 SCRIPT = "job.sh"
-COMMAND_TIMEOUT = 60.0  # seconds
 QUERY_TIMEOUT = 25.0  # seconds for each of two commands: a call of the operator's machine takes 60 at most
 HEARTBEAT_TIMEOUT = 60.0  # seconds; file systems may lag
 CACHE_TIME = 10.0  # seconds for which a job's state is cached
 ENDED_CACHE_TIME = 60.0  # seconds, where it is only shown: a job that has ended may be requeued
 ANSWER_TIMEOUT = 4.0  # seconds that a report waits for an answer of SLURM
 FOREVER = 10 * 366 * 86400.0  # seconds: the end of a job without a time limit is later
-TIMES = {"SLURM_TIME_FORMAT": "%s"}  # times as UTC seconds, whatever the host's time zone
 # scancel sends SIGTERM before SIGKILL, on which the engine would save. This signal ends it at once, without a core.
 KILL = "ALRM"
 NOT_KNOWN = "Invalid job id"  # in squeue's words: the controller has answered
 SCRIPT_OF_ATTEMPT = re.compile(r"/runs/[^/]+/attempts/[^/]+/job\.sh\s*$")
 JOB_ID = re.compile(r"[0-9][\w+.-]*(;[\w.-]+)?")  # and its cluster
 NO_ANSWER = "the controller does not answer"  # reason of an unknown state
-# Variables that change what the commands show or do: filters, forms, questions, an array of jobs.
-VARIABLES = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_\w+|SBATCH_(ARRAY_INX|WAIT)")
 ANOTHER = "its id is now that of another job"  # the same, where the controller has begun to count again
 
 
@@ -65,19 +61,8 @@ _cached: Dict[str, Tuple[float, JobState]] = {}
 _unanswered_until = 0.0  # monotonic seconds: until then a controller that did not answer is not queried
 
 
-class SlurmError(Exception):
-    """A command of SLURM failed; the message is its last line of stderr."""
-
-
 class PausedJobError(SlurmError):
     """A job is suspended: it gets no signal."""
-
-
-class MissingError(SlurmError):
-    """A command of SLURM is not installed.
-
-    The records are those of another machine's job.
-    """
 
 
 def job_of(path: records.AttemptPaths) -> Optional[str]:
@@ -222,12 +207,6 @@ def _limited_by_reservation(job: JobState, name: str, cluster: Sequence[str]) ->
     return dataclasses.replace(job, ends=end, reservation=name)
 
 
-def named(job: str) -> Tuple[str, List[str]]:
-    """Return the id of a job, and the flags that name its cluster."""
-    number, _, cluster = job.partition(";")
-    return number, ["--clusters", cluster] if cluster else []
-
-
 def _time(text: str) -> float:
     """Return the UTC seconds of a time as `TIMES` prints it; 0 for N/A and never.
 
@@ -353,26 +332,18 @@ def allocation(flags: List[str]) -> Allocation:
     Raises SlurmError where SLURM rejects the flags.
     """
     argv = ["sbatch", "--test-only", *flags, "--wrap", "true"]
-    lines = _done(argv, TIMES).stderr.decode(errors="replace").strip().splitlines()
+    lines = done(argv, TIMES).stderr.decode(errors="replace").strip().splitlines()
     match = re.search(r"to start at (\S+) using \d+ processors on nodes (\S+) in partition (\S+)", "\n".join(lines))
     if match is None:
         raise SlurmError("sbatch --test-only names no nodes: {!r}".format("".join(lines[-1:])[:200]))
     nodes, partition = match.group(2), match.group(3)
-    gres = _words(["sinfo", "--noheader", "--nodes", nodes, "--format", "%G"])
-    names = _words(["scontrol", "show", "hostnames", nodes])
-    limits = _words(["sinfo", "--noheader", "--partition", partition, "--format", "%L|%l"])
+    gres = words_of(["sinfo", "--noheader", "--nodes", nodes, "--format", "%G"])
+    names = words_of(["scontrol", "show", "hostnames", nodes])
+    limits = words_of(["sinfo", "--noheader", "--partition", partition, "--format", "%L|%l"])
     own = os.environ.get("SBATCH_TIMELIMIT", "")  # a flag comes before it
     texts = [own] if own else (*limits, "")[0].split("|")
     limit = next((seconds for text in texts if (seconds := seconds_of(text))), 0.0)
     return Allocation(_time(match.group(1)), nodes, partition, sorted(set(gres)), len(names), limit)
-
-
-def _words(argv: Sequence[str]) -> List[str]:
-    """Return the words that a command prints; none where it fails."""
-    try:
-        return run(argv).split()
-    except SlurmError:
-        return []
 
 
 @reads()
@@ -391,29 +362,3 @@ def commands() -> Dict[str, str]:
         except SlurmError as error:
             variables[name] = "!" + str(error)
     return variables
-
-
-def run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT) -> str:
-    """Run a command of SLURM and return its output. Raises SlurmError where it fails."""
-    return _done(argv, env, timeout).stdout.decode(errors="replace")
-
-
-def _done(
-    argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT
-) -> "subprocess.CompletedProcess[bytes]":
-    inherited = {name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)}
-    try:
-        done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=dict(inherited, **(env or {})), timeout=timeout, check=False)  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise SlurmError("{} did not answer within {:.0f} s".format(argv[0], timeout)) from error
-    except FileNotFoundError as error:
-        raise MissingError("{}: {}".format(argv[0], error.strerror)) from error
-    except OSError as error:
-        raise SlurmError("{}: {}".format(argv[0], error.strerror)) from error
-    if done.returncode:
-        lines: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
-        words = [line for line in lines if not line.startswith('Try "')]  # of an unknown flag: the line before has it
-        last = words[-1] if words else "exit code {}".format(done.returncode)
-        raise SlurmError("{}: {}".format(argv[0], re.sub("^{0}: (error: )?".format(re.escape(argv[0])), "", last)))
-    return done

@@ -18,7 +18,8 @@ from typing import List, Sequence
 
 from midstream_core import records
 from midstream_host.runs import slurm
-from midstream_host.runs.slurm import SCRIPT, SlurmError
+from midstream_host.runs.slurm import SCRIPT
+from midstream_host.runs.slurm_commands import SlurmError, named, run
 
 RANK = "rank.sh"
 
@@ -37,13 +38,13 @@ def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: 
     """
     strays = _jobs_of(path, flags)  # of an attempt of this number that was given up
     for stray in strays:
-        number, cluster = slurm.named(stray)
+        number, cluster = named(stray)
         with contextlib.suppress(SlurmError):  # it ends by itself when it starts
-            slurm.run(["scancel", *cluster, number])
+            run(["scancel", *cluster, number])
     records.write_bytes(posixpath.join(path.dir, RANK), rank.encode())
     records.write_bytes(posixpath.join(path.dir, SCRIPT), script.encode())
     try:
-        output = slurm.run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)])
+        output = run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)])
     except SlurmError:
         jobs = [job for job in _jobs_of(path, flags) if job not in strays]
         if len(jobs) != 1:
@@ -65,7 +66,7 @@ def _jobs_of(path: records.AttemptPaths, flags: Sequence[str]) -> List[str]:
     words = ["--clusters", cluster] if cluster else []
     argv = ["squeue", *words, "--noheader", "--user", str(os.getuid()), "--states", "all", "--format", "%i|%T|%o"]
     try:
-        lines = slurm.run(argv).splitlines()
+        lines = run(argv).splitlines()
     except SlurmError:
         return []
     cluster = "" if "," in cluster else cluster
