@@ -235,8 +235,9 @@ def plan(path: Path, hosts: int) -> dict[str, Any]:
 
 def write_run(root: Path, manifest: Path, hosts: int) -> Any:
     """Write the directory of a run that trains on ``hosts`` hosts, as the first of them has it; return its view."""
-    from midstream.watch.snapshot import CheckpointView, RunView
+    from midstream.watch.snapshot import RunView
     from midstream_core import records
+    from midstream_core.listed_checkpoint import ListedCheckpoint
 
     paths = records.RunPaths(str(root / "host-0"), "r")
     attempt, name = paths.attempt(1), records.checkpoint_name(1, 1)
@@ -264,7 +265,7 @@ def write_run(root: Path, manifest: Path, hosts: int) -> Any:
         {"global_step": step, "train/loss": 2.0, "throughput/duration": 20.0, "time": 1e9 + 20 * step}
         for step in range(2)
     ]
-    checkpoint = CheckpointView(name, 1, 1, True, True)
+    checkpoint = ListedCheckpoint(name, 1, 1, True, True)
     return RunView("r", "host-0", fence, lineage, 1, status, True, (checkpoint,), curve)
 
 

@@ -122,5 +122,5 @@ def find_accelerator(device_kind: str) -> Accelerator | None:
         return None
     # As complete words: an L40 is no L4, and a GH200 no H200.
     pattern = r"(?<![A-Za-z0-9]){}(?![A-Za-z0-9])"
-    found = [name for name in ACCELERATORS if re.search(pattern.format(re.escape(name)), device_kind)]
-    return ACCELERATORS[max(found, key=len)] if found else None
+    names = [name for name in ACCELERATORS if re.search(pattern.format(re.escape(name)), device_kind)]
+    return ACCELERATORS[max(names, key=len)] if names else None

@@ -24,11 +24,11 @@ def sources(product: str = google_metadata.PRODUCT) -> dict[str, Source]:
         aws_metadata.metadata_address(),
         azure_metadata.metadata_address(),
     )
-    found: dict[str, Source] = {}
+    by_cloud: dict[str, Source] = {}
     if google:
-        found["google"] = lambda: google_metadata.notices(google)
+        by_cloud["google"] = lambda: google_metadata.notices(google)
     if aws:
-        found["aws"] = lambda: aws_metadata.notices(aws)
+        by_cloud["aws"] = lambda: aws_metadata.notices(aws)
     if azure:
-        found["azure"] = lambda: azure_metadata.notices(azure)
-    return found
+        by_cloud["azure"] = lambda: azure_metadata.notices(azure)
+    return by_cloud

@@ -11,13 +11,13 @@ _POLYNOMIAL = 0x82F63B78  # reflected
 
 
 def _table() -> List[int]:
-    found: List[int] = []
+    table: List[int] = []
     for byte in range(256):
         value = byte
         for _ in range(8):
             value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
-        found.append(value)
-    return found
+        table.append(value)
+    return table
 
 
 _TABLE = _table()

@@ -24,8 +24,8 @@ from typing import Any, Callable, Dict, List, Tuple, cast
 
 from midstream_core.json_types import JsonValue
 
-LARGEST = 2**63 - 1
-LARGEST_FLOAT = sys.float_info.max
+MAX_INTEGER = 2**63 - 1
+MAX_FLOAT = sys.float_info.max
 TEXT = 1 << 16  # characters of a string without a limit of its own
 
 Check = Callable[[JsonValue], None]
@@ -56,7 +56,7 @@ class Between:
     """Bounds of an integer, both inclusive."""
 
     low: int
-    high: int = LARGEST
+    high: int = MAX_INTEGER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class NotFinite:
 class Text:
     """A file's name or content: at most ``limit`` characters, not necessarily UTF-8."""
 
-    limit: int = LARGEST
+    limit: int = MAX_INTEGER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _bool(value: JsonValue) -> None:
 def _integer(value: JsonValue) -> None:
     if type(value) is not int:
         raise _wrong("an integer", value)
-    if not 0 <= value <= LARGEST:
+    if not 0 <= value <= MAX_INTEGER:
         raise ShapeError(
             "expected an integer from 0 on, found a negative one" if value < 0 else "the integer is too large"
         )
@@ -195,7 +195,7 @@ def _between(bounds: Between) -> Check:
 def _number(value: JsonValue) -> None:
     if type(value) is not float and type(value) is not int:
         raise _wrong("a number", value)
-    if not -LARGEST_FLOAT <= value <= LARGEST_FLOAT:  # Python's reader accepts NaN and the infinities
+    if not -MAX_FLOAT <= value <= MAX_FLOAT:  # Python's reader accepts NaN and the infinities
         raise ShapeError("expected a finite number")
 
 

@@ -22,7 +22,7 @@ RULES = (LEVANTER_0_2, LEVANTER_1_2)
 SHAPES = ("constant", "linear", "cosine", "inv", "inv_sqrt", "polynomial", "inv_sqrt_decay")
 NOT_IN_1_2 = ("polynomial", "inv_sqrt_decay")
 EMPTY_CYCLES = 10_000  # cycles that a run of fewer steps may have, as in Levanter: most of them are empty
-MOST_CYCLES = 100_000  # of a run: each is an object in memory
+MAX_CYCLES = 100_000  # of a run: each is an object in memory
 _TEXTS = ("lr_schedule", "schedule_rules")
 
 
@@ -109,7 +109,7 @@ def cycle_ends(settings: RateSettings, total: int) -> list[int]:
 
     Raises:
         ScheduleError: Ends decrease, lengths exceed the run, a length is no step, or cycles are more than steps and
-            than EMPTY_CYCLES, or more than MOST_CYCLES.
+            than EMPTY_CYCLES, or more than MAX_CYCLES.
     """
     cycles, length = settings.cycles, settings.cycle_length
     inner: list[int] = []
@@ -121,16 +121,16 @@ def cycle_ends(settings: RateSettings, total: int) -> list[int]:
         steps = fraction_or_steps(length, total)
         if steps < 1:
             raise ScheduleError(f"cycle_length: {length:g} of {total} steps is less than one step")
-        if total // steps > MOST_CYCLES:
-            raise ScheduleError(f"cycle_length: {length:g} of {total} steps are more than {MOST_CYCLES:,} cycles")
+        if total // steps > MAX_CYCLES:
+            raise ScheduleError(f"cycle_length: {length:g} of {total} steps are more than {MAX_CYCLES:,} cycles")
         inner = [index * steps for index in range(1, total // steps)]
     elif isinstance(cycles, list):
         inner = _steps(cycles)
     elif cycles is not None:
         if cycles > max(total, EMPTY_CYCLES):
             raise ScheduleError(f"cycles: {cycles:g} cycles are more than the run's {total} steps")
-        if cycles > MOST_CYCLES:
-            raise ScheduleError(f"cycles: {cycles:g} cycles are more than {MOST_CYCLES:,}")
+        if cycles > MAX_CYCLES:
+            raise ScheduleError(f"cycles: {cycles:g} cycles are more than {MAX_CYCLES:,}")
         inner = [int(total / cycles * (index + 1)) for index in range(int(cycles) - 1)]
     if inner != sorted(inner):
         raise ScheduleError(f"cycles: {inner} decrease")
@@ -223,13 +223,13 @@ def rate_parts(settings: RateSettings, total: int) -> list[RatePart]:
     return parts
 
 
-def _cycle(settings: RateSettings, start: int, end: int, wanted: float, begins_at: float) -> list[RatePart]:
+def _cycle(settings: RateSettings, start: int, end: int, stated: float, begins_at: float) -> list[RatePart]:
     """Return the parts of the cycle [start, end).
 
     The last part is a decay, or stable if nothing decays.
     """
     length, old = end - start, settings.schedule_rules == LEVANTER_1_2
-    warmup = fraction_or_steps(wanted, length)
+    warmup = fraction_or_steps(stated, length)
     warmup = warmup if old else min(warmup, length)
     decay = length - warmup if settings.decay is None else fraction_or_steps(settings.decay, length)
     decay = decay if old else min(max(decay, 0), max(length - warmup, 0))
@@ -251,5 +251,5 @@ def _cycle(settings: RateSettings, start: int, end: int, wanted: float, begins_a
 
 def rate_at(parts: Sequence[RatePart], step: int) -> float:
     """Return the learning rate of update ``step``."""
-    part = next((part for part in reversed(parts[1:]) if step >= part.start), parts[0])
-    return float(part.rate(step, PLAIN))
+    segment = next((part for part in reversed(parts[1:]) if step >= part.start), parts[0])
+    return float(segment.rate(step, PLAIN))

@@ -57,7 +57,7 @@ def choose(places: Places, directory: str, config: str = "") -> Choice | None:
         directory: Of the run's checkpoints.
         config: Text of the run's configuration, whose ``temporary_base_path`` is looked at too.
     """
-    found, looked, unread = checkpoints_in(places, directory), [directory], ""
+    finished, looked, unread = checkpoints_in(places, directory), [directory], ""
     named = _TEMPORARY.search(config)
     temporary = named.group(2) if named else ""
     if temporary and temporary not in ("null", "~"):
@@ -66,26 +66,26 @@ def choose(places: Places, directory: str, config: str = "") -> Choice | None:
             unread = other
         else:
             try:
-                found += checkpoints_in(places, other)
+                finished += checkpoints_in(places, other)
                 looked.append(other)
             except OSError:  # nothing temporary is there, it is on another machine, or it cannot be read
                 unread = other
-    best = newest(found)
+    best = newest(finished)
     return None if best is None else Choice(best.path, looked, unread)
 
 
 def checkpoints_in(places: Places, directory: str) -> list[LevanterCheckpoint]:
     """Return the finished checkpoints of a directory."""
-    found: list[LevanterCheckpoint] = []
+    finished: list[LevanterCheckpoint] = []
     for name in sorted(places.names(directory)):
         path = posixpath.join(directory, name)
         if name[:5] != "step-" or not name[5:].isdecimal() or not places.is_file(posixpath.join(path, METADATA)):
             continue
         by_time = not places.is_file(posixpath.join(path, OCDBT))
-        one = described(path, places.text(posixpath.join(path, METADATA)), by_time=by_time)
-        if one is not None:
-            found.append(one)
-    return found
+        checkpoint = described(path, places.text(posixpath.join(path, METADATA)), by_time=by_time)
+        if checkpoint is not None:
+            finished.append(checkpoint)
+    return finished
 
 
 def described(path: str, metadata: str, *, by_time: bool) -> LevanterCheckpoint | None:
@@ -112,11 +112,11 @@ def described(path: str, metadata: str, *, by_time: bool) -> LevanterCheckpoint 
     return LevanterCheckpoint(path, step, timestamp, by_time)
 
 
-def newest(found: list[LevanterCheckpoint]) -> LevanterCheckpoint | None:
+def newest(checkpoints: list[LevanterCheckpoint]) -> LevanterCheckpoint | None:
     """Return the checkpoint that the release which wrote the last one continues from."""
-    if not found:
+    if not checkpoints:
         return None
-    by_time = max(found, key=lambda checkpoint: (checkpoint.timestamp or datetime.datetime.min, checkpoint.step))
+    by_time = max(checkpoints, key=lambda checkpoint: (checkpoint.timestamp or datetime.datetime.min, checkpoint.step))
     return by_time if by_time.by_time else max(
-        found, key=lambda one: (one.step, one.timestamp or datetime.datetime.min, one.path)
+        checkpoints, key=lambda one: (one.step, one.timestamp or datetime.datetime.min, one.path)
     )  # fmt: skip

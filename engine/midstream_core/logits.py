@@ -1,3 +1,3 @@
 """Number of logits that a CPU computes at a time; engine and app use it."""
 
-LARGEST_BLOCK = 1 << 26  # float32: 256 MiB
+MAX_BLOCK = 1 << 26  # float32: 256 MiB

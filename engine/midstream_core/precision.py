@@ -49,15 +49,15 @@ class Precision:
         if "=" not in text:
             dtype = _dtype(text, text)
             return cls(dtype, dtype, dtype)
-        found: dict[str, str] = {}
-        for part in text.split(","):
-            key, _, name = part.partition("=")
+        types: dict[str, str] = {}
+        for setting in text.split(","):
+            key, _, name = setting.partition("=")
             if key.strip() not in _PARTS:
-                raise ValueError(f"{text!r}: {part.strip()!r} is no part of a policy")
-            found[_PARTS[key.strip()]] = _dtype(name, text)
-        parameters = found.get("parameters", "float32")
-        compute = found.get("compute", parameters)
-        return cls(parameters, compute, found.get("output", compute))
+                raise ValueError(f"{text!r}: {setting.strip()!r} is no part of a policy")
+            types[_PARTS[key.strip()]] = _dtype(name, text)
+        parameters = types.get("parameters", "float32")
+        compute = types.get("compute", parameters)
+        return cls(parameters, compute, types.get("output", compute))
 
     def __str__(self) -> str:
         """Return the shortest text that ``parse`` reads as this."""
@@ -99,8 +99,8 @@ def counterpart(option: object, mp: object) -> str | None:
     ``highest`` has no counterpart where ``mp`` computes in 16 bits: what is computed in float32 nevertheless, as with
     ``upcast_attn``, has the default precision here.
     """
-    found = _COUNTERPARTS.get(option) if option is None or isinstance(option, str) else None
-    return None if found == HIGHEST and precision_of(mp).compute != "float32" else found
+    option_name = _COUNTERPARTS.get(option) if option is None or isinstance(option, str) else None
+    return None if option_name == HIGHEST and precision_of(mp).compute != "float32" else option_name
 
 
 def levanter_products(trainer: JsonObject) -> str:

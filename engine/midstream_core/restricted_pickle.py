@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-MOST_OPERATIONS = 1 << 24  # about 1 GB of empty lists; the pickle of a large checkpoint has some millions
+MAX_OPERATIONS = 1 << 24  # about 1 GB of empty lists; the pickle of a large checkpoint has some millions
 SCALARS = (str, int, float, bool, bytes, type(None))
 _MARK = object()
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
@@ -120,8 +120,8 @@ class _Machine:
 
     def run(self, data: bytes) -> object:
         for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
-            if number >= MOST_OPERATIONS:
-                raise PickleError(f"a pickle of more than {MOST_OPERATIONS} operations")
+            if number >= MAX_OPERATIONS:
+                raise PickleError(f"a pickle of more than {MAX_OPERATIONS} operations")
             if opcode.name == "STOP":
                 if len(self._stack) != 1 or self._stack[0] is _MARK or position != len(data) - 1:
                     raise PickleError("broken pickle: something is left at its end")

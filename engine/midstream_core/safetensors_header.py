@@ -56,12 +56,12 @@ def load_header(file: BinaryIO) -> tuple[dict[str, JsonValue], int]:
     if len(text) < length:
         raise ValueError("ends in its header")
     try:
-        found = parse_json(text, "header")
+        header = parse_json(text, "header")
     except RecordError:
         raise ValueError("its header is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
-    return {name: value for name, value in found.items() if name != "__metadata__"}, 8 + length
+    return {name: value for name, value in header.items() if name != "__metadata__"}, 8 + length
 
 
 def read_header(raw: memoryview) -> dict[str, TensorEntry]:
@@ -71,15 +71,15 @@ def read_header(raw: memoryview) -> dict[str, TensorEntry]:
         ValueError: The file is malformed: tensors overlap, or bytes belong to none; or an element type is not known.
     """
     entries, start = load_header(io.BytesIO(raw[: 8 + int.from_bytes(raw[:8], "little")]))
-    found = {name: _entry(name, value, start, len(raw)) for name, value in entries.items()}
+    tensors = {name: _entry(name, value, start, len(raw)) for name, value in entries.items()}
     position = start
-    for name, entry in sorted(found.items(), key=lambda pair: (pair[1].start, pair[1].stop)):
+    for name, entry in sorted(tensors.items(), key=lambda pair: (pair[1].start, pair[1].stop)):
         if entry.start != position:
             raise ValueError(f"{name} does not begin where the tensor before it ends")
         position = entry.stop
     if position != len(raw):
         raise ValueError(f"{len(raw) - position} bytes after the last tensor belong to none")
-    return found
+    return tensors
 
 
 def check_size(file: BinaryIO, size: int) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 INCLUDE = "!include"
 DEEPEST = 50  # levels of nesting
-LARGEST = 1_000_000  # values of a file, where each alias counts as what it stands for
+MAX_VALUES = 1_000_000  # values of a file, where each alias counts as what it stands for
 
 
 class YamlError(Exception):
@@ -94,23 +94,23 @@ class _Extent:
         """
         if id(node) in self._within:
             raise YamlError(f"{place_of(node)}: an alias stands for a value that contains it")
-        found = self._known.get(id(node), (0, 0))
-        if depth + found[1] > DEEPEST:
+        counted = self._known.get(id(node), (0, 0))
+        if depth + counted[1] > DEEPEST:
             raise YamlError(f"{place_of(node)}: nested more than {DEEPEST} levels deep")
-        if not found[0]:
+        if not counted[0]:
             self._within.add(id(node))
-            parts = [self.of(part, depth + 1) for part in _parts(node)]
+            parts = [self.of(child, depth + 1) for child in _parts(node)]
             self._within.remove(id(node))
-            found = 1 + sum(size for size, _ in parts), 1 + max((height for _, height in parts), default=0)
-            self._known[id(node)] = found
-        if found[0] > LARGEST:
-            raise YamlError(f"{place_of(node)}: its aliases stand for more than {LARGEST} values")
-        return found
+            counted = 1 + sum(size for size, _ in parts), 1 + max((height for _, height in parts), default=0)
+            self._known[id(node)] = counted
+        if counted[0] > MAX_VALUES:
+            raise YamlError(f"{place_of(node)}: its aliases stand for more than {MAX_VALUES} values")
+        return counted
 
 
 def _parts(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
-        return [part for pair in node.value for part in pair]
+        return [child for pair in node.value for child in pair]
     return node.value if isinstance(node, yaml.SequenceNode) else []
 
 

@@ -4,7 +4,7 @@
 
 No data, accelerator, jax or numpy is needed. The program prints what a run of the configuration reads, as one JSON
 object: ``{"event": "config", "tokenizer", "eos_token", "cache_dir", "texts": [{"field", "url", "files", "count"}],
-"packages": {NAME: FIELD}}``. ``files`` has the patterns that the braces of ``url`` stand for, at most `MOST_FILES` of
+"packages": {NAME: FIELD}}``. ``files`` has the patterns that the braces of ``url`` stand for, at most `MAX_FILES` of
 them; ``count`` is their number. ``packages`` are those that not every environment of the engine has.
 Exit codes: 0 done, 2 the configuration is wrong.
 """
@@ -23,7 +23,7 @@ from midstream_engine.config.data import SourceConfig
 from midstream_engine.data.sources.list_sources import expand_braces
 from midstream_engine.interruption import interruptible
 
-MOST_FILES = 2000  # of a URL
+MAX_FILES = 2000  # of a URL
 PARQUET = "pyarrow"
 ARCHIVES = "zstandard"
 DATASETS = "datasets"
@@ -85,21 +85,21 @@ def _parts(data: DataConfig) -> Iterator[tuple[str, SourceConfig]]:
         yield "data.", data
         return
     weighted = data.block_counts()
-    for name, part in sorted(data.configs.items()):
-        read = part if name in weighted else replace(part, train_urls=[], id=None, name=None)
+    for name, dataset in sorted(data.configs.items()):
+        read = dataset if name in weighted else replace(dataset, train_urls=[], id=None, name=None)
         yield f"data.configs.{name}.", read
 
 
 def _urls(data: DataConfig) -> Iterator[tuple[str, str]]:
-    for prefix, part in _parts(data):
+    for prefix, dataset in _parts(data):
         for name in ("train_urls", "validation_urls"):
-            for url in getattr(part, name):
+            for url in getattr(dataset, name):
                 yield prefix + name, url
 
 
 def _text(field: str, url: str) -> dict[str, Any]:
     files = [url] if url.startswith(records.IMPORTED) else expand_braces(url)
-    return {"field": field, "url": url, "files": files[:MOST_FILES], "count": len(files)}
+    return {"field": field, "url": url, "files": files[:MAX_FILES], "count": len(files)}
 
 
 if __name__ == "__main__":

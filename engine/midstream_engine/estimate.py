@@ -81,12 +81,12 @@ def own_flag(arguments: Iterable[str]) -> tuple[AcceleratorType, list[str]]:
         name = rest[place + 1]
         del rest[place : place + 2]
     try:
-        found = parse(name)
+        value = parse(name)
     except ValueError as error:
         raise ConfigError(f"--accelerators: {error}") from None
-    if found is None:
+    if value is None:
         raise ConfigError(f"--accelerators: {name!r} names no accelerators (hint: {EXAMPLES})")
-    return found, rest
+    return value, rest
 
 
 def estimate(config: TrainLmConfig, accelerators: AcceleratorType, emit: Emit, *, search: bool = True) -> None:
@@ -100,8 +100,11 @@ def estimate(config: TrainLmConfig, accelerators: AcceleratorType, emit: Emit, *
     """
     compiler = _Compiler(config, accelerators, emit)
     sizes = compiler.sizes()
-    wanted = config.trainer.per_device_parallelism
-    own = max((size for size in sizes if wanted > 0 and size <= wanted), default=sizes[-1] if wanted < 1 else sizes[0])
+    requested = config.trainer.per_device_parallelism
+    own = max(
+        (size for size in sizes if requested > 0 and size <= requested),
+        default=sizes[-1] if requested < 1 else sizes[0],
+    )
     # From the division of the configuration on, to the first that fits; then from the largest down to that one.
     chosen = compiler.first_that_fits([size for size in reversed(sizes) if size <= own] if search else [own])
     largest = chosen
@@ -137,11 +140,11 @@ class _Compiler:
         self._first = self._plan(-1)
         self.needed: int | None = None  # bytes of the last division that was refused
         self.seconds = 0.0
-        known = find_accelerator(accelerators.kind)
+        accelerator = find_accelerator(accelerators.kind)
         self.facts: dict[str, Any] = {
             "devices": self._first.layout.mesh.size,
             "device_kind": accelerators.kind,
-            "device_memory": accelerators.memory or (known.memory if known else None),
+            "device_memory": accelerators.memory or (accelerator.memory if accelerator else None),
             "mesh": dict(self._first.layout.mesh.shape),
             "parameters": self._first.parameters,
             "state_bytes": self._first.state_bytes,
@@ -161,12 +164,12 @@ class _Compiler:
         for size in sizes:
             if size > limit:
                 continue
-            found = self._compile(size)
-            if "memory" in found:
-                return found
-            if found["needed"] and found["available"]:
+            result = self._compile(size)
+            if "memory" in result:
+                return result
+            if result["needed"] and result["available"]:
                 # A part of the memory does not depend on the division: what is well above this share needs too much.
-                limit = 1.1 * size * found["available"] / found["needed"]
+                limit = 1.1 * size * result["available"] / result["needed"]
         return None
 
     def _plan(self, size: int) -> Any:
@@ -198,17 +201,17 @@ class _Compiler:
                 first = str(error).strip().splitlines()[0]
                 raise EngineError(f"the compiler for {self._accelerators.name} failed: {first}") from None
             self.needed = refusal[0]
-            found = {"event": "refused", **facts, "needed": refusal[0], "available": refusal[1]}
-            self._emit(found)
-            return found
-        found = {"event": "compiled", **facts, **self._read(plan, compiled)}
+            result = {"event": "refused", **facts, "needed": refusal[0], "available": refusal[1]}
+            self._emit(result)
+            return result
+        result = {"event": "compiled", **facts, **self._read(plan, compiled)}
         self.seconds += time.monotonic() - began
         available = self._available()
-        if available is not None and found["memory"]["peak"] > available:
-            self.needed = found["memory"]["peak"]
-            found = {"event": "refused", **facts, "needed": self.needed, "available": available}
-        self._emit(found)
-        return found
+        if available is not None and result["memory"]["peak"] > available:
+            self.needed = result["memory"]["peak"]
+            result = {"event": "refused", **facts, "needed": self.needed, "available": available}
+        self._emit(result)
+        return result
 
     def _available(self) -> int | None:
         """Return the bytes that a program may use; None where the compiler limits it.
@@ -226,7 +229,7 @@ class _Compiler:
         from midstream_engine.loop.flops import flops_per_token, peak
 
         analysis, text = compiled.memory_analysis(), compiled.as_text()
-        found = collectives(text)
+        collective_list = collectives(text)
         per_token = flops_per_token(plan.config.model, plan.tokenizer.vocab_size)
         flops = per_token * self._cut(plan).examples * plan.config.model.seq_len / self.facts["devices"]
         trainer = plan.config.trainer
@@ -243,8 +246,8 @@ class _Compiler:
             "step_seconds_low": max(times.low, fastest),
             "step_seconds_high": max(times.high, fastest),
             "parts": {"compute": times.compute, "kernels": times.kernels, "exposed": times.exposed},
-            "collective_bytes": total_bytes(found),
-            "exposed_bytes": total_bytes(found, exposed=True),
+            "collective_bytes": total_bytes(collective_list),
+            "exposed_bytes": total_bytes(collective_list, exposed=True),
             "model_flops": flops,
             "mfu": fastest / max(times.seconds, fastest) if fastest else None,
         }

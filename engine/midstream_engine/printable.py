@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-LONGEST = 1000  # characters
+MAX_LENGTH = 1000  # characters
 
 
 def printable(text: str) -> str:
-    r"""Return ``text`` with control characters escaped, cut to `LONGEST` characters.
+    r"""Return ``text`` with control characters escaped, cut to `MAX_LENGTH` characters.
 
     The escapes are Python's (``\x1b``, ``\n``).
     """
-    cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+    cut = text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}... ({len(text)} characters)"
     if cut.isprintable():
         return cut
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in cut
+    )

@@ -108,15 +108,15 @@ def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str
     cache = configure_jax(config, config.trainer.resolved_root())
     devices = describe_devices()
     if limit is None:
-        known = [device["memory_bytes"] for device in devices if device["memory_bytes"]]
-        limit = min(known) if known else None
-    found: int | None = None
+        sizes = [device["memory_bytes"] for device in devices if device["memory_bytes"]]
+        limit = min(sizes) if sizes else None
+    fitting: int | None = None
     if search:
         if limit is None:
             raise ConfigError("--search: these devices do not report their memory (hint: give --memory_limit)")
-        found = largest_that_fits(config, limit)
-        if found is not None:
-            config = replace(config, trainer=replace(config.trainer, per_device_parallelism=found))
+        fitting = largest_that_fits(config, limit)
+        if fitting is not None:
+            config = replace(config, trainer=replace(config.trainer, per_device_parallelism=fitting))
     plan = make_plan(config)
     programs = [_compiled(*entry) for entry in _programs(plan)]
     steps = [entry for entry in programs if entry["name"] == "step"]
@@ -132,7 +132,7 @@ def rehearse(config: TrainLmConfig, limit: int | None, search: bool) -> dict[str
         "fits": fits,
         "programs": programs,
     }
-    return {**report, "per_device_parallelism": found} if search else report
+    return {**report, "per_device_parallelism": fitting} if search else report
 
 
 def largest_that_fits(config: TrainLmConfig, limit: int) -> int | None:

@@ -118,12 +118,12 @@ def checked(kind: str, entry: JsonValue) -> HistoryObject:
         raise NotAllowedError(what, str(path))
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise NotAllowedError("{} has no SHA-256".format(shown(path)), str(path))
-    found: HistoryObject = {"path": str(path), "size": size, "sha256": sha256}
+    checked_object: HistoryObject = {"path": str(path), "size": size, "sha256": sha256}
     if offset is not None:
         if type(offset) is not int or not 0 <= offset < 1 << 62:
             raise NotAllowedError("{} begins at {}".format(shown(path), ascii(offset)[:50]), str(path))
-        found["offset"] = offset
-    return found
+        checked_object["offset"] = offset
+    return checked_object
 
 
 def check_all(kind: str, entries: object) -> List[HistoryObject]:
@@ -131,13 +131,13 @@ def check_all(kind: str, entries: object) -> List[HistoryObject]:
     listed = cast("List[JsonValue]", entries) if isinstance(entries, list) else None
     if listed is None or len(listed) > COUNT:
         raise NotAllowedError("no list of at most {:,} objects".format(COUNT))
-    found = [checked(kind, entry) for entry in listed]
+    checked_objects = [checked(kind, entry) for entry in listed]
     seen: Set[str] = set()
-    for entry in found:
+    for entry in checked_objects:
         if entry["path"] in seen:
             raise NotAllowedError("{} is named twice".format(shown(entry["path"])), entry["path"])
         seen.add(entry["path"])
-    return found
+    return checked_objects
 
 
 def shown(value: JsonValue) -> str:

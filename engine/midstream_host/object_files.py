@@ -70,14 +70,14 @@ def descriptor_sha256(descriptor: int, offset: int = 0, size: Optional[int] = No
     """
     digest = hashlib.sha256()
     view = memoryview(bytearray(BLOCK))
-    left = size
-    while left is None or left > 0:
-        count = os.preadv(descriptor, [view if left is None else view[: min(left, BLOCK)]], offset)
+    rest = size
+    while rest is None or rest > 0:
+        count = os.preadv(descriptor, [view if rest is None else view[: min(rest, BLOCK)]], offset)
         if not count:
             break
         digest.update(view[:count])
         offset += count
-        left = None if left is None else left - count
+        rest = None if rest is None else rest - count
     return digest.hexdigest()
 
 
@@ -264,7 +264,7 @@ def object_sha256(directory: str, path: str, offset: int = 0, size: Optional[int
 def size_of(directory: str, path: str) -> int:
     """Size of an object in bytes. Raises NotPlainError where it is no regular file."""
     full_path = inside(directory, path)
-    found = os.lstat(full_path)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.lstat(full_path)
+    if not stat.S_ISREG(status.st_mode):
         raise NotPlainError(full_path)
-    return found.st_size
+    return status.st_size

@@ -24,19 +24,19 @@ class PreemptionNotices:
 
     def start(self) -> None:
         """Start to poll. No effect on a machine without a metadata server."""
-        found = sources(self._product)
-        if found:
-            threading.Thread(target=self._poll, args=(found,), name="notices", daemon=True).start()
+        by_cloud = sources(self._product)
+        if by_cloud:
+            threading.Thread(target=self._poll, args=(by_cloud,), name="notices", daemon=True).start()
 
     def take(self) -> str:
         """Return the next notice, each one once; empty if there is none."""
         with self._lock:
             return self._new.pop(0) if self._new else ""
 
-    def _poll(self, found: dict[str, Source]) -> None:
+    def _poll(self, by_cloud: dict[str, Source]) -> None:
         pause = threading.Event()
         while True:
-            for cloud, read in found.items():
+            for cloud, read in by_cloud.items():
                 notices = read()
                 if notices is None:
                     continue  # an answer that is missing withdraws nothing

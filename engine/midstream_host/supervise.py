@@ -44,7 +44,7 @@ BEGINNING = frozenset({records.STARTING, records.COMPILING, records.RESTORING})
 STEPPING = frozenset({records.TRAINING, records.REPLAYING, records.SAVING, records.STOPPING})
 
 
-class Progress:
+class StallTimer:
     """Time since the engine's last progress, by its status.
 
     Waiting for a command is not a stall.
@@ -88,7 +88,7 @@ class Supervisor:
         self._process = process
         self._command = list(command)
         self._secrets = dict(secrets or {})
-        self._progress = Progress(stall_timeout, time.monotonic())
+        self._progress = StallTimer(stall_timeout, time.monotonic())
         self._earlier_engine: records.ProcessIdentity | None = None  # of an earlier start of this attempt
         self._engine: records.ProcessIdentity | None = None  # of its own engine, by the first status of that
         self._earlier_exits: dict[str, records.ProcessExit] = {}  # of that start, by the names of their files
@@ -169,14 +169,14 @@ class Supervisor:
 
     def _failed_exits(self) -> list[tuple[str, records.ProcessExit]]:
         """Return the exits of failed peers that can be read, by file name. Raises OSError."""
-        found: list[tuple[str, records.ProcessExit]] = []
+        exits: list[tuple[str, records.ProcessExit]] = []
         for name in sorted(os.listdir(self._files.dir)):
             if name.startswith("exit-") and name.endswith(".json") and name != f"exit-{self._process}.json":
                 with contextlib.suppress(records.RecordError, OSError):
                     ended = records.ProcessExit.read(os.path.join(self._files.dir, name))
                     if ended.failed:
-                        found.append((name, ended))
-        return found
+                        exits.append((name, ended))
+        return exits
 
     def _status(self) -> records.Status | None:
         try:

@@ -60,7 +60,7 @@ def test_run_is_reported_completely_then_changes_only(run: RunDirectory, probed:
     assert first["checkpoints"] == [
         {
             "name": name, "step": 5, "attempt": 1, "epoch": 1, "complete": True, "accepted": True, "size": 42,
-            "created": 1005.0, "root_digest": "d" * 64, "pinned": False, "damaged": "",
+            "created": 1005.0, "root_digest": "d" * 64, "pinned": False, "damaged": "", "start": 0,
         }
     ]  # fmt: skip
     assert [line["event"] for line in probed.poll()] == ["beat"]

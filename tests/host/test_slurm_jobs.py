@@ -14,6 +14,7 @@ from midstream.fleet.fleet import SlurmTarget
 from midstream.launch.slurm_job import job_script
 from midstream_core import records
 from midstream_host.runs import run_state, slurm
+from midstream_host.runs.slurm_commands import SlurmError
 from midstream_host.runs.slurm_submission import submit
 
 COMMANDS = {
@@ -95,7 +96,7 @@ def test_job_is_recorded_though_sbatch_reports_an_error(attempt: records.Attempt
     assert slurm.job_of(attempt) == "21"
     os.unlink(f"{attempt.dir}/{slurm.JOB}")
     stand_in(tmp_path, "squeue", 'echo "21|RUNNING|/elsewhere/runs/other/attempts/001/job.sh"')
-    with pytest.raises(slurm.SlurmError, match="Socket timed out"):
+    with pytest.raises(SlurmError, match="Socket timed out"):
         submit(attempt, [], "#!/bin/sh\n", "#!/bin/sh\n")
     assert slurm.job_of(attempt) is None
 
@@ -164,7 +165,7 @@ def test_signal_that_slurm_does_not_accept_is_an_error(
     refusal = "scancel: error: Kill job error on job id 17: Unable to contact slurm controller"
     stand_in(tmp_path, "scancel", f"echo '{refusal}' >&2; exit 1")
     (tmp_path / "down").touch()
-    with pytest.raises(slurm.SlurmError, match="Unable to contact"):
+    with pytest.raises(SlurmError, match="Unable to contact"):
         run_state.signal(str(tmp_path), "run", 1, "SIGTERM")
     (tmp_path / "down").unlink()
     slurm._cached.clear()

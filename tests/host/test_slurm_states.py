@@ -11,6 +11,7 @@ import pytest
 
 from midstream_core import records
 from midstream_host.runs import job_remark, slurm, slurm_states
+from midstream_host.runs.slurm_commands import SlurmError
 from midstream_host.runs.slurm_states import KINDS, JobState, seconds_of
 from support.paths import REPOSITORY
 
@@ -113,7 +114,7 @@ def test_signal_of_a_paused_job(attempt: records.AttemptPaths, tmp_path: Path) -
     assert slurm.signal_job("17", "SIGTERM", begun=True)
     assert (tmp_path / "scancel").read_text().splitlines() == ["--signal TERM 17", "--signal CONT 17"]
     (tmp_path / "squeue").write_text("SUSPENDED|None|1|N/A||/x/job.sh|midstream-run\n")
-    with pytest.raises(slurm.SlurmError, match=r"is suspended.*scontrol resume 17.*it gets no signal"):
+    with pytest.raises(SlurmError, match=r"is suspended.*scontrol resume 17.*it gets no signal"):
         slurm.signal_job("17", "SIGTERM", begun=True)
 
 

@@ -137,7 +137,7 @@ class CheckpointEvent(JsonEvent, event="checkpoint", of=("--checkpoints",)):
     root_digest: Annotated[str, "digest of the complete state"]
     epoch: Annotated[int, "epoch that it was saved in"]
     pinned: Annotated[bool, "retention does not delete it"]
-    damaged: Annotated[Mapping[str, object], "why its manifest cannot be read"]
+    damaged: Annotated[str, "why its manifest cannot be read; empty: it can, or there is none"]
 
 
 class ArrayEvent(JsonEvent, event="array", of=("--checkpoints", "--verify")):

@@ -276,7 +276,7 @@ def _past_in_bucket(
         return []
     try:
         bucket = BucketRun(url, run_id, access_for(fleet, url))
-        fence, complete = bucket.fence(), [each["step"] for each in bucket.checkpoints() if each["complete"]]
+        fence, complete = bucket.fence(), [each.step for each in bucket.checkpoints() if each.complete]
     except MidstreamError:  # the hosts have identities of their own for it
         return []
     except records.RecordError as error:
@@ -315,6 +315,6 @@ def _newest(fleet: Fleet, host: Host, judgement: Judgement, here: Sequence[RunDe
         stored = bucket.checkpoints(accepted=accepted.accepts)
     except (MidstreamError, records.RecordError) as error:
         return NewestCheckpoint(problem=f"no checkpoint, as {url} cannot be read ({error}),")
-    found = [(each["epoch"], each["step"]) for each in stored if each["complete"] and each["accepted"]]
+    found = [(each.epoch, each.step) for each in stored if each.complete and each.accepted]
     shown = claim(bucket.url, fence, stored, accepted.proven, owner_line(head, host.name, own))
     return NewestCheckpoint(*max(found, default=(0, None)), claim=shown)

@@ -7,9 +7,9 @@ writes a fence next to the checkpoints too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet
@@ -26,8 +26,8 @@ from midstream.transfer.link import probe
 from midstream.transfer.report import VerifyReport
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.runs import run_state, standby_state
-from midstream_host.runs.run_checkpoints import CheckpointSummary
 from midstream_host.runs.run_state import RunDescription
 from midstream_host.verify import tree
 
@@ -51,7 +51,7 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    def checkpoints(self, described: RunDescription) -> list[CheckpointSummary]:
+    def checkpoints(self, described: RunDescription) -> list[ListedCheckpoint]:
         """Return a described run's checkpoints, by step and attempt.
 
         ``described`` is the result of `run_state.describe`.
@@ -80,7 +80,7 @@ class CheckpointStore(Protocol):
         """Protect a checkpoint from retention until ``expires`` (UTC seconds)."""
         ...
 
-    def pin_newest(self, migration: str, expires: float, name: str = "") -> CheckpointSummary | None:
+    def pin_newest(self, migration: str, expires: float, name: str = "") -> ListedCheckpoint | None:
         """Pin and return the newest complete, accepted one, or ``name``; None without one."""
         ...
 
@@ -109,7 +109,7 @@ class DirectoryStore:
         del via, python  # parameters of the interface that a directory does not need
         return Endpoint(self.host, self._path(name))
 
-    def checkpoints(self, described: RunDescription) -> list[CheckpointSummary]:
+    def checkpoints(self, described: RunDescription) -> list[ListedCheckpoint]:
         return list(described.checkpoints)
 
     def newest_state(self) -> standby_state.NewestState | None:
@@ -130,7 +130,7 @@ class DirectoryStore:
     def pin(self, migration: str, name: str, expires: float) -> None:
         self._call(run_state.pin)(migration=migration, checkpoint=name, expires=expires)
 
-    def pin_newest(self, migration: str, expires: float, name: str = "") -> CheckpointSummary | None:
+    def pin_newest(self, migration: str, expires: float, name: str = "") -> ListedCheckpoint | None:
         return self._call(standby_state.pin_newest)(migration=migration, expires=expires, name=name)
 
     def unpin(self, migration: str) -> None:
@@ -184,10 +184,10 @@ class BucketStore:
             self._clients[via.name] = None if there.access_problem(self.store)[0] else there
         return self._clients[via.name]
 
-    def checkpoints(self, described: RunDescription) -> list[CheckpointSummary]:
+    def checkpoints(self, described: RunDescription) -> list[ListedCheckpoint]:
         return self.examined(described)[0]
 
-    def examined(self, described: RunDescription) -> tuple[list[CheckpointSummary], str]:
+    def examined(self, described: RunDescription) -> tuple[list[ListedCheckpoint], str]:
         """Return a described run's checkpoints, and the bucket's claim.
 
         The claim is what the bucket shows beyond the proven epoch, in one line; empty where it shows no more.
@@ -200,7 +200,7 @@ class BucketStore:
         accepted = acceptance(described.fence, fence, head.epoch if head is not None else 0)
         found = there.checkpoints(accepted=accepted.accepts)
         owned = owner_line(head, self.host.name, described.fence)
-        return [_summary(each) for each in found], claim(there.url, fence, found, accepted.proven, owned)
+        return found, claim(there.url, fence, found, accepted.proven, owned)
 
     def newest_state(self) -> standby_state.NewestState | None:
         while True:
@@ -216,7 +216,7 @@ class BucketStore:
                     raise
                 # Retention has removed it since it was listed.
 
-    def _newest(self, name: str) -> CheckpointSummary | None:
+    def _newest(self, name: str) -> ListedCheckpoint | None:
         described = self.host.call(run_state.describe)(root=self.host.root, run_id=self.run_id)
         usable = [
             checkpoint for checkpoint in self.checkpoints(described) if checkpoint.complete and checkpoint.accepted
@@ -250,7 +250,7 @@ class BucketStore:
     def pin(self, migration: str, name: str, expires: float) -> None:
         self._run().pin(migration, name, expires)
 
-    def pin_newest(self, migration: str, expires: float, name: str = "") -> CheckpointSummary | None:
+    def pin_newest(self, migration: str, expires: float, name: str = "") -> ListedCheckpoint | None:
         while True:
             checkpoint = self._newest(name)
             if checkpoint is None:
@@ -261,23 +261,6 @@ class BucketStore:
 
     def unpin(self, migration: str) -> None:
         self._run().unpin(migration)
-
-
-def _summary(checkpoint: Mapping[str, Any]) -> CheckpointSummary:
-    """Return a checkpoint that a bucket lists in the form that hosts report."""
-    return CheckpointSummary(
-        name=checkpoint["name"],
-        step=checkpoint["step"],
-        attempt=checkpoint["attempt"],
-        pinned=checkpoint.get("pinned", False),
-        complete=checkpoint["complete"],
-        accepted=checkpoint["accepted"],
-        epoch=checkpoint.get("epoch", 0),
-        size=checkpoint.get("size", 0),
-        created=checkpoint.get("created", 0.0),
-        root_digest=checkpoint.get("root_digest", ""),
-        damaged=checkpoint.get("damaged", ""),
-    )
 
 
 def same_bucket(here: CheckpointStore, there: CheckpointStore) -> bool:

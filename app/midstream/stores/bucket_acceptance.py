@@ -7,11 +7,11 @@ what a restored host and operator do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def acceptance(host: records.Fence | None, bucket: records.Fence | None, signed:
 
 
 def claim(
-    url: str, bucket: records.Fence | None, checkpoints: Iterable[Mapping[str, Any]], proven: int, owned: str
+    url: str, bucket: records.Fence | None, checkpoints: Iterable[ListedCheckpoint], proven: int, owned: str
 ) -> str:
     """Return what a bucket shows beyond the proven epoch, in one line, or nothing.
 
@@ -62,11 +62,11 @@ def claim(
     """
     if bucket is not None and bucket.epoch > proven > 0:
         return f"{url} shows ownership {bucket.epoch} of {bucket.owner} without a signed record: {owned}"
-    newer = [each for each in checkpoints if each["complete"] and each["epoch"] > proven > 0]
+    newer = [each for each in checkpoints if each.complete and each.epoch > proven > 0]
     if not newer:
         return ""
-    newest = max(newer, key=lambda each: (each["epoch"], each["step"]))
-    return f"{url} has {newest['name']} of ownership {newest['epoch']} without a signed record: {owned}"
+    newest = max(newer, key=lambda each: (each.epoch, each.step))
+    return f"{url} has {newest.name} of ownership {newest.epoch} without a signed record: {owned}"
 
 
 def owner_line(head: records.OwnershipRecord | None, host: str, fence: records.Fence | None) -> str:

@@ -12,7 +12,7 @@ from midstream.stores.bucket_acceptance import acceptance
 from midstream.stores.bucket_access import Access
 from midstream.stores.bucket_writers import BucketWriters
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_core.object_store.bucket_client import StoredObject
 from midstream_host.runs.leftovers import ONLY_STATE
 
@@ -21,7 +21,7 @@ WRITER_TIMEOUT = 600.0  # seconds without a change after which no program is tak
 
 ManifestCache = dict[str, tuple[Any, records.Manifest]]  # checkpoint -> version of its manifest, manifest
 
-Listed = dict[str, Any]  # a checkpoint or a leftover, as hosts describe theirs
+Leftover = dict[str, Any]  # as hosts describe theirs
 
 
 class BucketRun:
@@ -64,43 +64,37 @@ class BucketRun:
 
     def checkpoints(
         self, cache: ManifestCache | None = None, accepted: Callable[[int, int, int], bool] | None = None
-    ) -> list[Listed]:
+    ) -> list[ListedCheckpoint]:
         """Describe the checkpoints, by step, then attempt.
 
         Args:
             cache: Manifests of the last call. One whose version is the same is not read again.
             accepted: Whether ``(epoch, step, start)`` counts; by default as the fence in the bucket says.
-
-        Returns:
-            The fields of a ``CheckpointView`` for each.
         """
         cache = {} if cache is None else cache
         accepted = accepted or acceptance(None, self.fence(), 0).accepts
-        pinned, found = self.pinned(), list[Listed]()
+        pinned, listed = self.pinned(), list[ListedCheckpoint]()
         for name, objects in self._folders.items():
             key = records.parse_checkpoint_name(name)
             if key is None:
                 continue
-            value: dict[str, JsonValue] = {
-                "name": name, "step": key[0], "attempt": key[1], "complete": False, "accepted": False,
-            }  # fmt: skip
+            flaw = ""
             try:
                 manifest = self._manifest(name, objects, cache)
                 if manifest is not None and manifest.name != name:
                     raise records.RecordError(f"{self.url}/checkpoints/{name}: its manifest is that of {manifest.name}")
             except records.RecordError as error:
-                manifest, value["damaged"] = None, str(error)
-            if manifest is not None:
-                value |= {"complete": True, "size": manifest.size, "created": manifest.created}
-                value |= {
-                    "root_digest": manifest.root_digest,
-                    "epoch": manifest.epoch,
-                    "start": manifest.start,
-                    "pinned": name in pinned,
-                }
-                value["accepted"] = accepted(manifest.epoch, manifest.step, manifest.start)
-            found.append(value)
-        return sorted(found, key=lambda value: (value["step"], value["attempt"]))
+                manifest, flaw = None, str(error)
+            if manifest is None:
+                listed.append(ListedCheckpoint(name, *key, False, False, damaged=flaw))
+                continue
+            listed.append(
+                ListedCheckpoint(
+                    name, *key, True, accepted(manifest.epoch, manifest.step, manifest.start), manifest.size,
+                    manifest.created, manifest.root_digest, manifest.epoch, name in pinned, start=manifest.start,
+                )
+            )  # fmt: skip
+        return sorted(listed, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
 
     def _manifest(
         self, name: str, objects: Mapping[str, StoredObject], cache: ManifestCache
@@ -125,14 +119,14 @@ class BucketRun:
         """Remove the pin of a migration, if it has one."""
         self._bucket.delete(f"pins/{records.check_run_id(migration)}.json")
 
-    def leftovers(self, writers: BucketWriters) -> list[Listed]:
+    def leftovers(self, writers: BucketWriters) -> list[Leftover]:
         """Find partial checkpoints and deletions that did not finish.
 
         Returns:
             For each ``path``, ``kind`` (partial, trash), ``bytes``, ``kept``: why it must not be removed, or empty, and
             ``changed``: when it did for the last time, in UTC seconds.
         """
-        found = list[Listed]()
+        found = list[Leftover]()
         for name, objects in sorted(self._folders.items()):
             bare = name.removeprefix(TRASH)
             key = records.parse_checkpoint_name(bare)
@@ -169,7 +163,7 @@ class BucketRun:
         objects = self._folders.get(name, {})
         if manifest is None or any(entry.path not in objects for entry in manifest.object_entries):
             return ""
-        newer = [each for each in self.checkpoints() if each["accepted"] and each["step"] >= manifest.step]
+        newer = [each for each in self.checkpoints() if each.accepted and each.step >= manifest.step]
         return "" if newer else ONLY_STATE
 
     def remove(self, path: str) -> None:

@@ -6,7 +6,7 @@ Dropout differs after a resume.
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import Launcher, OtherProcesses, TrainerDefaults
-from midstream_host.driver.run_file import NO, UNKNOWN, Checkpoints, Stop, Stored
+from midstream_host.driver.run_file import NO, UNKNOWN, Checkpoints, Stop, StoredContents
 
 ACCELERATE = TrainerDefaults(
     name="accelerate",
@@ -15,7 +15,7 @@ ACCELERATE = TrainerDefaults(
     checkpoints=Checkpoints("accelerate", "", reshards=True),
     metrics=None,
     stop=Stop(),
-    stored=Stored(
+    stored=StoredContents(
         NO,
         UNKNOWN,
         [

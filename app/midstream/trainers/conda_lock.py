@@ -19,7 +19,7 @@ from midstream.errors import UsageError
 from midstream.plain_yaml import load_plain_quickly
 from midstream.printable import printable
 from midstream_core.json_types import JsonObject, object_or_empty
-from midstream_host.driver.run_file import LARGEST_LOCK
+from midstream_host.driver.run_file import MAX_LOCK
 
 LARGEST_FILE = 16 << 20  # bytes of a lock file
 MOST_PACKAGES = 2000  # of one platform
@@ -130,9 +130,9 @@ def lists_of(text: str) -> str | None:
     lists = "".join(str(each) for each in found if not each.platform.startswith("win-"))
     if not lists:
         raise UsageError("has no package for Linux or macOS", "conda-lock lock --platform linux-64")
-    if len(lists) > LARGEST_LOCK:
+    if len(lists) > MAX_LOCK:
         raise UsageError(
-            f"{len(lists)} characters of packages, allowed are {LARGEST_LOCK}",
+            f"{len(lists)} characters of packages, allowed are {MAX_LOCK}",
             "lock the platforms of the hosts alone (--platform)",
         )
     return lists

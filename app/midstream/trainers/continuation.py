@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from midstream.counts import count
 from midstream.trainers.registry import TRAINERS
-from midstream_host.driver.run_file import NO, UNKNOWN, YES, RunFile, Stored
+from midstream_host.driver.run_file import NO, UNKNOWN, YES, RunFile, StoredContents
 
 _STRENGTH = (NO, UNKNOWN, YES)
 
 
-def stored_for(run: RunFile, before: int, after: int) -> Stored:
+def stored_for(run: RunFile, before: int, after: int) -> StoredContents:
     """Return what a checkpoint of ``before`` processes has for a resume on ``after``.
 
     The result never exceeds what the run file states.

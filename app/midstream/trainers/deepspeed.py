@@ -6,7 +6,7 @@ A checkpoint of ZeRO has a part for each process: another number of them can loa
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import Launcher, OtherProcesses, TrainerDefaults
-from midstream_host.driver.run_file import NO, UNKNOWN, Checkpoints, Stop, Stored
+from midstream_host.driver.run_file import NO, UNKNOWN, Checkpoints, Stop, StoredContents
 
 DEEPSPEED = TrainerDefaults(
     name="deepspeed",
@@ -15,7 +15,7 @@ DEEPSPEED = TrainerDefaults(
     checkpoints=Checkpoints("deepspeed", "", reshards=False),
     metrics=None,
     stop=Stop(),
-    stored=Stored(advice=["put the data loader's state into client_state of save_checkpoint"]),
+    stored=StoredContents(advice=["put the data loader's state into client_state of save_checkpoint"]),
     elsewhere=OtherProcesses(NO, UNKNOWN),  # a universal checkpoint has parameters and optimizer
     packages=("deepspeed",),
     imports=("deepspeed",),

@@ -9,7 +9,7 @@ from midstream.errors import UsageError
 from midstream.trainers import conda_lock, uv_lock
 from midstream.trainers.lock_format import other_lock
 from midstream.trainers.requirements_file import with_included
-from midstream_host.driver.run_file import LARGEST_LOCK
+from midstream_host.driver.run_file import MAX_LOCK
 
 
 def packages_of(file: Path, name: str, read: Callable[[str], str]) -> dict[str, str]:
@@ -36,6 +36,6 @@ def packages_of(file: Path, name: str, read: Callable[[str], str]) -> dict[str, 
     if wrong is not None:
         raise UsageError(f"{file} {wrong.what}, which hosts do not install", wrong.hint)
     text = with_included(name, text, read)
-    if len(text) > LARGEST_LOCK:
-        raise UsageError(f"{file} has {len(text)} characters, allowed are {LARGEST_LOCK}")
+    if len(text) > MAX_LOCK:
+        raise UsageError(f"{file} has {len(text)} characters, allowed are {MAX_LOCK}")
     return {"requirements": text}

@@ -8,7 +8,7 @@ processes repeats batches and losses bit by bit.
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
-from midstream_host.driver.run_file import NO, YES, Checkpoints, Metrics, Stop, Stored
+from midstream_host.driver.run_file import NO, YES, Checkpoints, Metrics, Stop, StoredContents
 
 HUGGINGFACE = TrainerDefaults(
     name="huggingface",
@@ -17,7 +17,7 @@ HUGGINGFACE = TrainerDefaults(
     checkpoints=Checkpoints("huggingface", "checkpoint-*", reshards=True),
     metrics=Metrics("tensorboard", "{out}/**/events.out.tfevents.*", first_step=1),
     stop=Stop(),
-    stored=Stored(YES, YES),
+    stored=StoredContents(YES, YES),
     elsewhere=OtherProcesses(  # rng_state_N.pth is of process N of as many; the others find none, and go on without
         NO,
         YES,

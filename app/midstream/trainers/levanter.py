@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import TrainerDefaults
-from midstream_host.driver.run_file import BY_TRAINER, YES, Batch, Checkpoints, Metrics, Stop, Stored
+from midstream_host.driver.run_file import BY_TRAINER, YES, BatchDivision, Checkpoints, Metrics, Stop, StoredContents
 
 LEVANTER = TrainerDefaults(
     name="levanter",
@@ -16,8 +16,8 @@ LEVANTER = TrainerDefaults(
     checkpoints=Checkpoints("levanter", "", reshards=True),
     metrics=Metrics("tensorboard", "{out}/**/events.out.tfevents.*"),
     stop=Stop(),
-    stored=Stored(YES, YES),
-    batch=Batch(BY_TRAINER),
+    stored=StoredContents(YES, YES),
+    batch=BatchDivision(BY_TRAINER),
     packages=("levanter", "jax", "haliax"),
     imports=("levanter",),
     one_process=True,

@@ -8,7 +8,7 @@ resume.
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
-from midstream_host.driver.run_file import NO, Checkpoints, Metrics, Stop, Stored
+from midstream_host.driver.run_file import NO, Checkpoints, Metrics, Stop, StoredContents
 
 LIGHTNING = TrainerDefaults(
     name="lightning",
@@ -17,7 +17,7 @@ LIGHTNING = TrainerDefaults(
     checkpoints=Checkpoints("lightning", "**/*.ckpt", reshards=True, rewritten=True),
     metrics=Metrics("csv", "{out}/**/metrics.csv"),
     stop=Stop(),
-    stored=Stored(
+    stored=StoredContents(
         NO,
         NO,
         [

@@ -11,7 +11,17 @@ from collections.abc import Callable
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError
 from midstream.trainers.trainer_defaults import TrainerDefaults
-from midstream_host.driver.run_file import BY_TRAINER, UNKNOWN, YES, Batch, Checkpoints, Metrics, RunFile, Stop, Stored
+from midstream_host.driver.run_file import (
+    BY_TRAINER,
+    UNKNOWN,
+    YES,
+    BatchDivision,
+    Checkpoints,
+    Metrics,
+    RunFile,
+    Stop,
+    StoredContents,
+)
 
 FACTOR = "expansion_factor_real_data"  # hosts of a resume for each host that saved
 
@@ -46,8 +56,8 @@ MAXTEXT = TrainerDefaults(
     checkpoints=Checkpoints("maxtext", reshards=True),
     metrics=Metrics("jsonl", "{out}/metrics.jsonl"),
     stop=Stop(),
-    stored=Stored(YES, UNKNOWN, ["dataset_type: grain stores the position of the data; others begin again"]),
-    batch=Batch(BY_TRAINER),
+    stored=StoredContents(YES, UNKNOWN, ["dataset_type: grain stores the position of the data; others begin again"]),
+    batch=BatchDivision(BY_TRAINER),
     packages=("maxtext", "jax", "orbax-checkpoint"),
     imports=("maxtext", "MaxText"),
     one_process=True,

@@ -33,13 +33,13 @@ from midstream_host.driver.run_file import (
     DISTRIBUTED,
     PLACEHOLDER,
     PLACEHOLDERS,
-    Batch,
+    BatchDivision,
     Checkpoints,
-    Environment,
     Metrics,
     RunFile,
     Stop,
-    Stored,
+    StoredContents,
+    TrainerEnvironment,
     is_run_file,
 )
 
@@ -143,7 +143,7 @@ class _Parser:
             batch=self._batch(command, defaults),
             stop=self._stop(defaults),
             environment=self._environment(defaults),
-            stored=self._part("stored", Stored, defaults.stored),
+            stored=self._part("stored", StoredContents, defaults.stored),
             directory=self._text("directory"),
             out=self._text("out") or "out",
             steps=self._number("steps", 0),
@@ -265,10 +265,10 @@ class _Parser:
         if pattern and (PLACEHOLDER.search(pattern) or any(part in ("", ".", "..") for part in pattern.split("/"))):
             raise self._error(key, f"{pattern!r} is not a path below the directory that is searched", hint)
 
-    def _batch(self, command: list[str], defaults: TrainerDefaults) -> Batch:
+    def _batch(self, command: list[str], defaults: TrainerDefaults) -> BatchDivision:
         divides = any("{accumulation}" in word or "{per_device}" in word for word in command)
         default = dataclasses.replace(defaults.batch, kept_by=BY_COMMAND) if divides else defaults.batch
-        found = self._part("batch", Batch, default)
+        found = self._part("batch", BatchDivision, default)
         if found.kept_by not in BATCHES:
             raise self._error("batch.kept_by", f"{found.kept_by!r} is none", nearest(found.kept_by, BATCHES))
         if found.kept_by == BY_COMMAND and not found.sequences:
@@ -286,10 +286,12 @@ class _Parser:
             raise self._error("stop.signal", f"{found.signal!r} is no signal", nearest(found.signal, known))
         return found
 
-    def _environment(self, defaults: TrainerDefaults) -> Environment:
+    def _environment(self, defaults: TrainerDefaults) -> TrainerEnvironment:
         value = self._value.get("environment", {})
         given = object_or_empty(value)
-        found = self._part("environment", Environment, Environment(packages=list(defaults.packages)), _REQUIREMENTS)
+        found = self._part(
+            "environment", TrainerEnvironment, TrainerEnvironment(packages=list(defaults.packages)), _REQUIREMENTS
+        )
         named = [key for key in _REQUIREMENTS if key in given]
         if not named:
             return found

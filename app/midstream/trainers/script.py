@@ -6,7 +6,7 @@ Run files state what a default cannot contain.
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
-from midstream_host.driver.run_file import UNKNOWN, Stop, Stored
+from midstream_host.driver.run_file import UNKNOWN, Stop, StoredContents
 
 SCRIPT = TrainerDefaults(
     name="script",
@@ -16,6 +16,8 @@ SCRIPT = TrainerDefaults(
     metrics=None,
     stop=Stop(),
     elsewhere=OtherProcesses(UNKNOWN, UNKNOWN),
-    stored=Stored(advice=["import midstream_tap adds digests of batches, by which the order of the data is checked"]),
+    stored=StoredContents(
+        advice=["import midstream_tap adds digests of batches, by which the order of the data is checked"]
+    ),
     named_in_commands=False,
 )

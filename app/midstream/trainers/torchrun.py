@@ -6,7 +6,7 @@ torchtitan does so.
 from __future__ import annotations
 
 from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
-from midstream_host.driver.run_file import UNKNOWN, Checkpoints, Stop, Stored
+from midstream_host.driver.run_file import UNKNOWN, Checkpoints, Stop, StoredContents
 
 TORCHRUN = TrainerDefaults(
     name="torchrun",
@@ -16,7 +16,7 @@ TORCHRUN = TrainerDefaults(
     metrics=None,
     # Its agent kills the workers 30 s after SIGTERM unless --shutdown-timeout says otherwise.
     stop=Stop(grace=45.0),
-    stored=Stored(
+    stored=StoredContents(
         advice=["store the data loader's state in the checkpoint: torchtitan does, a script of one's own has to"]
     ),
     elsewhere=OtherProcesses(UNKNOWN, UNKNOWN),  # a script decides which state is of all processes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from midstream.errors import MidstreamError
-from midstream_host.driver.run_file import YES, Batch, Checkpoints, Metrics, RunFile, Stop, Stored
+from midstream_host.driver.run_file import YES, BatchDivision, Checkpoints, Metrics, RunFile, Stop, StoredContents
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class TrainerDefaults:
     checkpoints: Checkpoints | None
     metrics: Metrics | None
     stop: Stop = field(default_factory=Stop)
-    stored: Stored = field(default_factory=Stored)
+    stored: StoredContents = field(default_factory=StoredContents)
     elsewhere: OtherProcesses = field(default_factory=OtherProcesses)
-    batch: Batch = field(default_factory=Batch)
+    batch: BatchDivision = field(default_factory=BatchDivision)
     packages: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     named_in_commands: bool = True

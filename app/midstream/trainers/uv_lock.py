@@ -8,7 +8,7 @@ from pathlib import Path
 
 from midstream.errors import UsageError
 from midstream.printable import printable
-from midstream_host.driver.run_file import LARGEST_LOCK
+from midstream_host.driver.run_file import MAX_LOCK
 
 NAME = "uv.lock"
 TIMEOUT = 60.0  # seconds: uv reads the lock alone, without a registry
@@ -48,6 +48,6 @@ def requirements_of(file: Path) -> str:
         raise UsageError(f"{file}: {printable(what.removeprefix('error: '))}", f"uv lock --project {file.parent}")
     if "--hash=" not in text:
         raise UsageError(f"{file}: no package with a hash is in it", f"uv lock --project {file.parent}")
-    if len(text) > LARGEST_LOCK:
-        raise UsageError(f"{file}: {len(text)} characters of requirements, allowed are {LARGEST_LOCK}")
+    if len(text) > MAX_LOCK:
+        raise UsageError(f"{file}: {len(text)} characters of requirements, allowed are {MAX_LOCK}")
     return text

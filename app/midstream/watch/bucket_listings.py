@@ -129,7 +129,8 @@ class _PrefixListing:
 
         try:
             bucket = BucketRun(self._url, run_id, access_for(self._fleet, self._url))
-            return bucket.checkpoints(self._known.setdefault(run_id, {})), ""
+            listed = bucket.checkpoints(self._known.setdefault(run_id, {}))
+            return [checkpoint.to_json() for checkpoint in listed], ""
         except MidstreamError as error:
             return [], " ".join(str(error).split())
         except Exception as error:  # noqa: BLE001  without this thread an old list would count as the present one

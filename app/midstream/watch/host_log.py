@@ -88,7 +88,7 @@ def read_page(host: Host, path: str, begin: int, end: int) -> LogLines:
     page = host.call(log_pages.page)(path=path, begin=begin, end=end)
     inside = page.begin <= page.end <= page.size and (begin < 0 or begin <= page.begin) and page.end <= max(end, begin)
     length = page.end - page.begin  # in bytes: a character takes one of them at least
-    if not inside or len(page.text) > length or length > log_pages.LONGEST_PAGE:
+    if not inside or len(page.text) > length or length > log_pages.MAX_PAGE:
         raise RemoteError(
             f"{host.name}: runs.log_pages.page: bytes {page.begin} to {page.end} for {begin} to {end} of {path}",
             "Answer",

@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from midstream.watch.log_tail import LogTail
 from midstream.watch.loss_curve import LossCurve
 from midstream.watch.reported_values import reported
-from midstream.watch.snapshot import CheckpointView, RunView
+from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_core.json_types import JsonObject, LoggedRow, ReportLine
+
+if TYPE_CHECKING:
+    from midstream_core.listed_checkpoint import ListedCheckpoint
 
 RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 
@@ -21,6 +24,12 @@ RECORDS = ("fence", "lineage", "status", "store")  # that a run's line may hold
 def _readers() -> dict[str, type[records.JsonRecord]]:
     """Return the classes of a line's records: they are loaded with the first line."""
     return {"fence": records.Fence, "lineage": records.Lineage, "status": records.Status, "exit": records.ProcessExit}
+
+
+def _listed(checkpoints: Sequence[JsonObject]) -> tuple[ListedCheckpoint, ...]:
+    from midstream_core.listed_checkpoint import ListedCheckpoint
+
+    return tuple(reported(ListedCheckpoint, checkpoint) for checkpoint in checkpoints)
 
 
 class RunCopy:
@@ -51,9 +60,10 @@ class RunCopy:
 
     def set_bucket_checkpoints(self, checkpoints: Sequence[JsonObject], error: str) -> None:
         """Set the checkpoints in its bucket, which replace those on its host."""
-        views = tuple(reported(CheckpointView, each) for each in checkpoints)
         self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
-        self._view = replace(self._view, checkpoints=views, checkpoints_listed=True, problem=self._problem)
+        self._view = replace(
+            self._view, checkpoints=_listed(checkpoints), checkpoints_listed=True, problem=self._problem
+        )
         self._dirty = True
 
     def with_bucket_checkpoints(self, view: RunView) -> RunView:
@@ -90,7 +100,7 @@ class RunCopy:
         if "store" in line:
             changes |= self._parsed("store", lambda: self._store_change(_record(records.Store, "store", line["store"])))
         if "checkpoints" in line and not changes.get("store", self.store):
-            changes["checkpoints"] = tuple(reported(CheckpointView, each) for each in line["checkpoints"])
+            changes["checkpoints"] = _listed(line["checkpoints"])
         for key, kind in _readers().items():
             if key in line:
                 changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})

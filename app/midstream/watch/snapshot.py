@@ -16,6 +16,7 @@ from midstream_core.json_types import LoggedRow
 
 if TYPE_CHECKING:
     from midstream.ownership.owner_judge import OwnerJudge
+    from midstream_core.listed_checkpoint import ListedCheckpoint
 
 CONNECTING, LIVE, STALE, DOWN = "connecting", "live", "stale", "down"
 
@@ -111,23 +112,6 @@ class HostView:
     machine: Machine | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointView:
-    """A directory under ``checkpoints/``."""
-
-    name: str
-    step: int
-    attempt: int
-    complete: bool
-    accepted: bool  # by the fence
-    size: int = 0  # bytes
-    created: float = 0.0
-    root_digest: str = ""
-    epoch: int = 1
-    pinned: bool = False
-    damaged: str = ""  # why its manifest, which exists, cannot be read
-
-
 @dataclass(frozen=True)
 class LogRange:
     """Reported part of a log: bytes ``begin`` to ``end`` of the log of ``process``."""
@@ -151,7 +135,7 @@ class RunView:
     attempt: int  # newest attempt; 0: none
     status: records.Status | None  # of its process 0
     running: bool  # positive evidence that the process runs
-    checkpoints: tuple[CheckpointView, ...] = ()
+    checkpoints: tuple[ListedCheckpoint, ...] = ()
     curve: Sequence[LoggedRow] = field(default=(), repr=False)  # spliced rows; see loss_curve
     log: Sequence[str] = field(default=(), repr=False)  # last lines of the newest attempt's first process here
     problem: str = ""  # one line: which of its files cannot be read; their last readable values are shown

@@ -105,10 +105,10 @@ def seal(paths: RunPaths, *, epoch: int, owner: str, step: int, start: int = 0) 
         FenceUnreadableError: The fence cannot be read.
     """
     with locked(paths.lock):
-        found = read_fence(paths)
-        if found is None:
+        fence = read_fence(paths)
+        if fence is None:
             check_not_removed(paths)
-        old = found or Fence(epoch - 1, "")
+        old = fence or Fence(epoch - 1, "")
         if (old.epoch, old.owner, old.sealed_step) == (epoch, owner, step):
             return old
         if old.start > start:

@@ -52,10 +52,10 @@ class Lease:
 
     def _read_version(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except FileNotFoundError:
             return None
         except OSError as error:  # the disk does not answer: the file is looked at again
             log.debug("%s", error)
             return self._version
-        return found.st_mtime_ns, found.st_ino
+        return status.st_mtime_ns, status.st_ino

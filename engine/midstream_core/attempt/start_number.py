@@ -36,7 +36,7 @@ class BucketFence(Protocol):
 
 
 def take(
-    paths: RunPaths, epoch: int, newest: Newest, known: Fence | None = None, bucket: BucketFence | None = None
+    paths: RunPaths, epoch: int, newest: Newest, other: Fence | None = None, bucket: BucketFence | None = None
 ) -> Fence | None:
     """Take the next start number of ``epoch``; return the fence that has it.
 
@@ -46,7 +46,7 @@ def take(
         paths: The run.
         epoch: The epoch of the caller.
         newest: Finds the checkpoint at which the present start is closed.
-        known: Newest fence that other hosts of the attempt have.
+        other: Newest fence that other hosts of the attempt have.
         bucket: The fence in the bucket, of a run whose checkpoints are in one.
 
     Raises:
@@ -57,7 +57,7 @@ def take(
         raise ValueError(f"run {paths.run_id}: the fence of a bucket goes with a run that has one")
     with locked(paths.lock):
         here = save_fence.read_fence(paths)
-        fence = max((one for one in (here, known) if one), key=lambda one: one.order, default=None)
+        fence = max((one for one in (here, other) if one), key=lambda one: one.order, default=None)
         if bucket is not None:
             taken = _take_in_bucket(bucket, paths, epoch, newest, fence)
         else:

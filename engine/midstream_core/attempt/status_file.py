@@ -139,10 +139,10 @@ def _is_superseded(path: str, mine: records.Status) -> bool:
     if not mine.start:
         return False
     try:
-        found = records.Status.read_or_none(path)
+        status = records.Status.read_or_none(path)
     except (OSError, records.RecordError):
         return False
-    return found is not None and (found.epoch, found.start) > (mine.epoch, mine.start)
+    return status is not None and (status.epoch, status.start) > (mine.epoch, mine.start)
 
 
 def _answers(path: str, run_id: str, attempt: int) -> tuple[int, int]:

@@ -59,10 +59,10 @@ class Access:
         return asdict(self)
 
 
-def longest_match(url: str, known: Mapping[str, T]) -> T | None:
-    """Return the value of the longest URL in ``known`` at or above ``url``, or None."""
-    matching = [prefix for prefix in known if f"{url.rstrip('/')}/".startswith(f"{prefix.rstrip('/')}/")]
-    return known[max(matching, key=len)] if matching else None
+def longest_match(url: str, by_prefix: Mapping[str, T]) -> T | None:
+    """Return the value of the longest URL at or above ``url``; None without one."""
+    matching = [prefix for prefix in by_prefix if f"{url.rstrip('/')}/".startswith(f"{prefix.rstrip('/')}/")]
+    return by_prefix[max(matching, key=len)] if matching else None
 
 
 def engine_access(url: str, *, public: bool = False) -> Access:
@@ -75,10 +75,10 @@ def engine_access(url: str, *, public: bool = False) -> Access:
     if not text:
         return Access(public=public)
     try:
-        known = {
+        access = {
             str(prefix): {name: str(fields[name]) for name in SHARED if name in fields}
             for prefix, fields in json.loads(text).items()
         }
     except (ValueError, AttributeError, TypeError):
         raise StoreError(f"{VARIABLE} is {text!r}", 'write {"URL": {"endpoint": "https://..."}}') from None
-    return Access(public=public, **(longest_match(url, known) or {}))
+    return Access(public=public, **(longest_match(url, access) or {}))

@@ -79,8 +79,8 @@ class BucketClient(Protocol):
         """Return an object with its recorded hash; None where there is none."""
         ...
 
-    def checksum(self, found: StoredObject) -> ObjectChecksum | None:
-        """Return the checksum that the service reports of the version in ``found``.
+    def checksum(self, stored: StoredObject) -> ObjectChecksum | None:
+        """Return the checksum that the service reports of the version in ``stored``.
 
         None: the service reports none that can be computed.
         """
@@ -182,9 +182,9 @@ def hashed(data: Data) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def has_bytes(found: StoredObject | None, size: int, sha256: str) -> bool:
+def has_bytes(stored: StoredObject | None, size: int, sha256: str) -> bool:
     """Return whether an object has these bytes, by its recorded hash."""
-    return found is not None and found.size == size and found.sha256 == sha256
+    return stored is not None and stored.size == size and stored.sha256 == sha256
 
 
 class ObjectFile(io.RawIOBase):

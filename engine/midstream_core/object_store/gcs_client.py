@@ -37,7 +37,7 @@ T = TypeVar("T")
 def _retry() -> Retry:
     """Return the retry of transient failures, with the times of `retries`."""
     default = library("google.cloud.storage.retry").DEFAULT_RETRY
-    pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.LONGEST_PAUSE, "multiplier": 2.0}
+    pauses = {"initial": retries.FIRST_PAUSE, "maximum": retries.MAX_PAUSE, "multiplier": 2.0}
     return default.with_predicate(is_transient).with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
 
 
@@ -120,8 +120,8 @@ class GcsClient:
             return
         exceptions = library("google.api_core.exceptions")
         try:
-            found = self._storage.list_blobs(self._bucket, max_results=1, **self._patience())
-            next(iter(found), None)
+            listing = self._storage.list_blobs(self._bucket, max_results=1, **self._patience())
+            next(iter(listing), None)
         except exceptions.NotFound:
             raise no_bucket(self.url) from None
         except exceptions.GoogleAPIError:
@@ -141,14 +141,14 @@ class GcsClient:
 
     def probe(self) -> None:
         with self._errors(of_bucket=True):
-            found = self._storage.list_blobs(self._bucket, prefix=self.prefix, max_results=1, **self._patience())
-            next(iter(found), None)
+            listing = self._storage.list_blobs(self._bucket, prefix=self.prefix, max_results=1, **self._patience())
+            next(iter(listing), None)
 
     def entries(self, below: str = "") -> dict[str, StoredObject]:
         start = self._start()
         with self._errors(of_bucket=True):
-            found = self._storage.list_blobs(self._bucket, prefix=start + below, **self._patience())
-            return {blob.name[len(start) :]: _described(blob, blob.name[len(start) :]) for blob in found}
+            blobs = self._storage.list_blobs(self._bucket, prefix=start + below, **self._patience())
+            return {blob.name[len(start) :]: _described(blob, blob.name[len(start) :]) for blob in blobs}
 
     def folders(self) -> list[str]:
         start = self._start()
@@ -156,7 +156,7 @@ class GcsClient:
             listing = self._storage.list_blobs(self._bucket, prefix=start, delimiter="/", **self._patience())
             for _ in listing:  # prefixes come with the pages
                 continue
-            return sorted(found[len(start) :].rstrip("/") for found in listing.prefixes)
+            return sorted(prefix[len(start) :].rstrip("/") for prefix in listing.prefixes)
 
     def look(self, path: str) -> StoredObject | None:
         with contextlib.suppress(FileNotFoundError), self._errors(path):
@@ -165,8 +165,8 @@ class GcsClient:
             return _described(blob, path)
         return None
 
-    def checksum(self, found: StoredObject) -> ObjectChecksum | None:
-        digest = decoded(found.crc32c)
+    def checksum(self, stored: StoredObject) -> ObjectChecksum | None:
+        digest = decoded(stored.crc32c)
         return ObjectChecksum("crc32c", digest) if digest else None
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
@@ -281,7 +281,7 @@ class GcsClient:
 
     def join(self, path: str, parts: Iterable[StoredObject], size: int, sha256: str, temporary: str) -> StoredObject:
         given = list(parts)
-        crc = crc_text(combined([(crc_number(part.crc32c), part.size) for part in given]))
+        crc = crc_text(combined([(crc_number(piece.crc32c), piece.size) for piece in given]))
         made: list[StoredObject] = []
         pieces = given
         while len(pieces) > COMPOSED:
@@ -290,17 +290,17 @@ class GcsClient:
             made += pieces
         there = self.look(path)
         try:
-            found = self._compose(path, pieces, sha256, ABSENT if there is None else there.version)
+            version = self._compose(path, pieces, sha256, ABSENT if there is None else there.version)
         except ObjectExistsError:
             again = self.look(path)  # created by this request, whose response was lost and which the client repeated
             if again is None or not has_bytes(again, size, sha256):
                 raise
-            found = again
-        if (found.size, found.crc32c) != (size, crc):
+            version = again
+        if (version.size, version.crc32c) != (size, crc):
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
         for each in [*given, *made]:
             self.delete(each.path, each.version)
-        return found
+        return version
 
     def _compose(
         self, path: str, parts: Sequence[StoredObject], sha256: str = "", replaces: str | None = None
@@ -310,7 +310,7 @@ class GcsClient:
         with self._errors(path):
             blob.content_type = BINARY
             blob.compose(
-                [self._blob(part.path) for part in parts], if_generation_match=_generation(replaces),
+                [self._blob(piece.path) for piece in parts], if_generation_match=_generation(replaces),
                 if_source_generation_match=[int(part.version) for part in parts], **self._patience(),
             )  # fmt: skip
         return _described(blob, path)

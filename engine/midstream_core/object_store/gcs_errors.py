@@ -153,9 +153,9 @@ def _rejected(url: str, error: ServiceError) -> StoreError:
         f"bucket {bucket}: {line}", "the account needs serviceusage.services.use in the project that pays"
     )
     project = StoreError(f"bucket {bucket}: the project is wrong: {line}", "gcloud projects list shows them")
-    for reasons, found in ((PAYING, pays), (BILLING, billing), (PROJECT, project)):
+    for reasons, pattern in ((PAYING, pays), (BILLING, billing), (PROJECT, project)):
         if reason in reasons:
-            return found
+            return pattern
     # Without a reason the service's sentence chooses the hint. Names of buckets and objects may be in it.
     permission = re.search(r"\b(?:lacks|have|permission) '?(storage\.\w+(?:\.\w+)+)", line)
     if permission:

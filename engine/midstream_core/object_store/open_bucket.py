@@ -15,7 +15,7 @@ from midstream_core.object_store.urls import GCS, split_url
 
 # Environment variables that a client reads when it is opened.
 READ = ("STORAGE_EMULATOR_HOST", "GOOGLE_", "AWS_", "MIDSTREAM_STORES")
-MOST = 64  # clients that stay open
+MAX_CLIENTS = 64  # clients that stay open
 
 _opened: dict[tuple[str, Access, tuple[tuple[str, str], ...]], BucketClient] = {}
 _opening = threading.Lock()
@@ -55,7 +55,7 @@ def engine_bucket(url: str, *, public: bool = False, settings_of: str = "") -> B
     key = url.rstrip("/"), engine_access(settings_of or url, public=public), environment
     with _opening:
         if key not in _opened:
-            if len(_opened) >= MOST:
+            if len(_opened) >= MAX_CLIENTS:
                 _opened.pop(next(iter(_opened)))
             _opened[key] = open_bucket(url, key[1])
         return _opened[key]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 RETRY_TIMEOUT = 300.0  # seconds for which a request is repeated while the service is busy
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 16.0  # seconds
+FIRST_PAUSE, MAX_PAUSE = 0.25, 16.0  # seconds
 
 T = TypeVar("T")
 
@@ -27,4 +27,4 @@ def repeated(once: Callable[[], T], is_transient: Callable[[Exception], bool]) -
             if not is_transient(error) or time.monotonic() + pause > ends:
                 raise
         time.sleep(random.uniform(pause / 2, pause))
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, MAX_PAUSE)

@@ -51,6 +51,6 @@ def checksum_of(answer: Answer, part_size: Callable[[], int]) -> ObjectChecksum 
 
 def _length(size: int, tag: str, part_size: Callable[[], int]) -> int:
     """Return the size of the parts of an object; 0 where they are not of one size."""
-    found = _PARTS.search(tag)
-    length = part_size() if found else 0
-    return length if found and length and -(-size // length) == int(found[1]) else 0
+    match = _PARTS.search(tag)
+    length = part_size() if match else 0
+    return length if match and length and -(-size // length) == int(match[1]) else 0

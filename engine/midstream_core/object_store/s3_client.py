@@ -27,7 +27,7 @@ from midstream_core.object_store.object_checksum import ObjectChecksum
 from midstream_core.object_store.range_read import RangeRead, TakeError
 from midstream_core.object_store.s3_checksums import checksum_of
 from midstream_core.object_store.s3_multipart import (
-    MOST_PARTS,
+    MAX_PARTS,
     PARTS_AT_ONCE,
     MultipartUpload,
     groups,
@@ -62,19 +62,19 @@ class S3Client(S3Requests):
 
     def entries(self, below: str = "") -> dict[str, StoredObject]:
         start = self.key("x")[:-1]
-        found: dict[str, StoredObject] = {}
+        entries: dict[str, StoredObject] = {}
         for page in self._pages(start + below):
-            for each in page.get("Contents", ()):
-                path = each["Key"][len(start) :]
-                updated = each["LastModified"].timestamp()
-                found[path] = StoredObject(path, int(each["Size"]), tag_of(each), updated)
-        return found
+            for entry in page.get("Contents", ()):
+                path = entry["Key"][len(start) :]
+                updated = entry["LastModified"].timestamp()
+                entries[path] = StoredObject(path, int(entry["Size"]), tag_of(entry), updated)
+        return entries
 
     def folders(self) -> list[str]:
         start = self.key("x")[:-1]
         pages = self._pages(start, Delimiter="/")
         return sorted(
-            each["Prefix"][len(start) :].rstrip("/") for page in pages for each in page.get("CommonPrefixes", ())
+            prefix["Prefix"][len(start) :].rstrip("/") for page in pages for prefix in page.get("CommonPrefixes", ())
         )
 
     def _pages(self, start: str, *, one: bool = False, **more: object) -> list[Answer]:
@@ -91,18 +91,18 @@ class S3Client(S3Requests):
     def look(self, path: str) -> StoredObject | None:
         key = self.key(path)
         with contextlib.suppress(FileNotFoundError):
-            found = self.request(path, lambda client: client.head_object(Bucket=self.bucket, Key=key))
-            updated = found["LastModified"].timestamp()
-            recorded = found.get("Metadata", {}).get(HASH)
-            return StoredObject(path, int(found["ContentLength"]), tag_of(found), updated, sha256=recorded)
+            head = self.request(path, lambda client: client.head_object(Bucket=self.bucket, Key=key))
+            updated = head["LastModified"].timestamp()
+            recorded = head.get("Metadata", {}).get(HASH)
+            return StoredObject(path, int(head["ContentLength"]), tag_of(head), updated, sha256=recorded)
         return None
 
-    def checksum(self, found: StoredObject) -> ObjectChecksum | None:
-        named = {"Bucket": self.bucket, "Key": self.key(found.path)}
+    def checksum(self, stored: StoredObject) -> ObjectChecksum | None:
+        named = {"Bucket": self.bucket, "Key": self.key(stored.path)}
 
         def head(**more: object) -> Answer:
             return self.request(
-                found.path, lambda client: client.head_object(**named, **more), conditional="IfMatch" in more
+                stored.path, lambda client: client.head_object(**named, **more), conditional="IfMatch" in more
             )
 
         def part_size() -> int:
@@ -111,17 +111,17 @@ class S3Client(S3Requests):
                 return int(head(PartNumber=1)["ContentLength"])
             return 0
 
-        return checksum_of(head(ChecksumMode="ENABLED", **_match(found.version)), part_size)
+        return checksum_of(head(ChecksumMode="ENABLED", **_match(stored.version)), part_size)
 
     def get(self, path: str, version: str | None = None) -> tuple[bytes, str]:
-        found = hashed_as = ""
+        content = hashed_as = ""
         for _ in range(READS):
             data, tag, recorded = self._body(path, version)
             if recorded is None or hashed(data) == recorded:
                 return data, tag
-            found, hashed_as = recorded, hashed(data)
+            content, hashed_as = recorded, hashed(data)
         raise DamagedObjectError(
-            f"{joined(self.url, path)}: read {READS} times, SHA-256 is {hashed_as}, recorded was {found}",
+            f"{joined(self.url, path)}: read {READS} times, SHA-256 is {hashed_as}, recorded was {content}",
             s3_errors.AGAIN,
         )
 
@@ -227,12 +227,12 @@ class S3Client(S3Requests):
                 error = ObjectExistsError(f"{where}: the version to be replaced was deleted")
             except ObjectExistsError as caught:
                 error = caught
-            found = self.look(path)
-            if found is not None and has_bytes(found, size, sha256):
-                return found.version
+            stored = self.look(path)
+            if stored is not None and has_bytes(stored, size, sha256):
+                return stored.version
             if replaces is not None:
                 raise error
-            expected = ABSENT if found is None else found.version
+            expected = ABSENT if stored is None else stored.version
         raise StoreError(f"{where}: other programs write this object at the same time", s3_errors.AGAIN)
 
     def put_file(self, path: str, file: str, sha256: str) -> None:
@@ -264,7 +264,7 @@ class S3Client(S3Requests):
         """
         given, made = list(parts), list[StoredObject]()
         pieces = given
-        while len(pieces) > MOST_PARTS:  # of 8 MiB each where they came in a stream: 80 GB
+        while len(pieces) > MAX_PARTS:  # of 8 MiB each where they came in a stream: 80 GB
             start, joined_lots = 0, list[StoredObject]()
             for lot in groups(pieces):
                 joined_lots.append(self._joined(temporary, start, lot))
@@ -276,18 +276,18 @@ class S3Client(S3Requests):
             return self._composed(path, pieces, {HASH: sha256}, condition)
 
         tag = self.conditioned(path, size, sha256, None, once)
-        found = self.look(path)
-        if found is None or found.size != size:
+        stored = self.look(path)
+        if stored is None or stored.size != size:
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
         with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
-            list(pool.map(self.delete, [each.path for each in [*given, *made]]))
-        return StoredObject(path, size, tag, found.updated, sha256=sha256)
+            list(pool.map(self.delete, [piece.path for piece in [*given, *made]]))
+        return StoredObject(path, size, tag, stored.updated, sha256=sha256)
 
     def _composed(
         self, path: str, parts: Sequence[StoredObject], metadata: dict[str, str], condition: dict[str, str]
     ) -> str:
         with MultipartUpload(self, path, metadata, sends=has_small(parts)) as upload:
-            multipart_of(upload, parts, lambda part: self.get(part.path, part.version)[0])
+            multipart_of(upload, parts, lambda piece: self.get(piece.path, piece.version)[0])
             return upload.complete(condition)
 
     def _joined(self, temporary: str, start: int, parts: Sequence[StoredObject]) -> StoredObject:
@@ -295,14 +295,14 @@ class S3Client(S3Requests):
 
         Its name has its range: another copy's object of that name has the same bytes.
         """
-        size = sum(part.size for part in parts)
+        size = sum(piece.size for piece in parts)
         path = f"{temporary}-{start}-{size}"
         with contextlib.suppress(FileNotFoundError):  # the response to its completion was lost
             self._composed(path, parts, {MARK: "part"}, {})
-        found = self.look(path)
-        if found is None or found.size != size:
+        stored = self.look(path)
+        if stored is None or stored.size != size:
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
-        return found
+        return stored
 
     def delete(self, path: str, version: str | None = None) -> None:
         """Delete an object.
@@ -312,8 +312,8 @@ class S3Client(S3Requests):
         key = self.key(path)
         with contextlib.suppress(FileNotFoundError):
             if version is not None:
-                found = self.look(path)
-                if found is None or found.version != version:
+                stored = self.look(path)
+                if stored is None or stored.version != version:
                     return
             self.request(path, lambda client: client.delete_object(Bucket=self.bucket, Key=key))
 

@@ -13,9 +13,9 @@ from midstream_core.object_store.errors import ObjectExistsError, StoreError
 from midstream_core.object_store.s3_requests import S3Requests
 from midstream_core.object_store.urls import joined
 
-SMALLEST_PART = 5 << 20  # bytes; of all parts of an upload but the last
-MOST_PARTS = 10_000
-LARGEST_COPY = 1 << 30  # bytes of a part that the service copies: 5 GiB are its limit, and the request has a timeout
+MIN_PART = 5 << 20  # bytes; of all parts of an upload but the last
+MAX_PARTS = 10_000
+MAX_COPY = 1 << 30  # bytes of a part that the service copies: 5 GiB are its limit, and the request has a timeout
 PARTS_AT_ONCE = 8  # parts of a file in memory
 
 
@@ -83,12 +83,12 @@ class MultipartUpload:
         except (FileNotFoundError, ObjectExistsError):
             where = joined(self.requests.url, part.path)
             raise StoreError(f"{where} was deleted: another copy writes to this prefix", "run it again") from None
-        found = answer["CopyPartResult"]
-        self._parts[number] = {name: found[name] for name in ("ETag", "ChecksumSHA256") if name in found}
+        copied = answer["CopyPartResult"]
+        self._parts[number] = {name: copied[name] for name in ("ETag", "ChecksumSHA256") if name in copied}
 
     def send_file(self, file: str, size: int) -> None:
         """Send a file in parts, several at a time."""
-        length = max(2 * CHUNK, -(-size // MOST_PARTS))
+        length = max(2 * CHUNK, -(-size // MAX_PARTS))
 
         def send(number: int) -> None:
             with open(file, "rb") as source:
@@ -133,11 +133,11 @@ def multipart_of(upload: MultipartUpload, parts: Iterable[StoredObject], read: C
 def groups(parts: Sequence[StoredObject]) -> Iterator[list[StoredObject]]:
     """Yield the parts in groups, each of which the service can copy as one part."""
     group: list[StoredObject] = []
-    for part in parts:
-        if group and (len(group) == MOST_PARTS or sum(each.size for each in group) + part.size > LARGEST_COPY):
+    for piece in parts:
+        if group and (len(group) == MAX_PARTS or sum(each.size for each in group) + piece.size > MAX_COPY):
             yield group
             group = []
-        group.append(part)
+        group.append(piece)
     yield group
 
 
@@ -149,9 +149,9 @@ def has_small(parts: Sequence[StoredObject]) -> bool:
 def _lots(parts: Sequence[StoredObject]) -> list[list[StoredObject]]:
     """Return the parts in lots that are large enough, but the last."""
     lots: list[list[StoredObject]] = []
-    for part in parts:
-        if lots and sum(each.size for each in lots[-1]) < SMALLEST_PART:
-            lots[-1].append(part)
+    for piece in parts:
+        if lots and sum(each.size for each in lots[-1]) < MIN_PART:
+            lots[-1].append(piece)
         else:
-            lots.append([part])
+            lots.append([piece])
     return lots

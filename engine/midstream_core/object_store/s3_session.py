@@ -99,15 +99,15 @@ def _has_none(session: Session, access: Access, exceptions: ModuleType) -> bool:
         AccessDeniedError: There are none, and the bucket need not be public.
     """
     try:
-        found = session.get_credentials()
+        credentials = session.get_credentials()
     except exceptions.BotoCoreError as error:
         raise AccessDeniedError(f"no credentials for s3://: {one_line(error)}", CREDENTIALS) from None
-    if found is None and not access.public:
+    if credentials is None and not access.public:
         raise AccessDeniedError(
             "no credentials for s3://: neither environment, files nor a role of this machine have some",
             "aws configure, or AWS_PROFILE; credentials: anonymous reads a public bucket",
         )
-    return found is None
+    return credentials is None
 
 
 def relevant_environment() -> tuple[tuple[str, str], ...]:

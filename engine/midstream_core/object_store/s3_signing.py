@@ -37,8 +37,8 @@ def _add_signer() -> None:
 
     class KnownHashAuth(auth.S3SigV4Auth):  # pyright: ignore[reportUntypedBaseClass]
         def payload(self, request: Request) -> str:
-            known = request.headers.get(CHECKSUM)
+            checksum = request.headers.get(CHECKSUM)
             plain: Signer = super()
-            return base64.b64decode(known).hex() if known else str(plain.payload(request))
+            return base64.b64decode(checksum).hex() if checksum else str(plain.payload(request))
 
     auth.AUTH_TYPE_MAPS[SIGNER] = KnownHashAuth

@@ -31,4 +31,4 @@ def split_url(url: str) -> tuple[str, str, str]:
 
 def joined(*parts: str) -> str:
     """Join parts of a name with one slash between them; ignore empty parts."""
-    return "/".join(part for part in parts if part)
+    return "/".join(piece for piece in parts if piece)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Generator, List, Set, Union
 from midstream_core.json_types import JsonValue
 from midstream_core.records.errors import DamagedRecordError, RecordError
 
-LARGEST_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
+MAX_FILE = 1 << 26  # bytes of a JSON file that is read: a manifest of a hundred thousand objects has about 20 MB
 TAIL = 1 << 16  # bytes of a file that are searched at a time for the end of its last complete line
 _unfinished: Set[str] = set()  # temporary files that this process writes now, in any thread
 
@@ -88,10 +88,10 @@ def append_line(descriptor: int, line: bytes) -> None:
     Raises OSError where the disk is full; the file then ends where it ended before.
     """
     size = os.fstat(descriptor).st_size
-    left = memoryview(line)
+    rest = memoryview(line)
     try:
-        while left:  # a disk that fills up accepts a part of the line; only the next write fails
-            left = left[os.write(descriptor, left) :]
+        while rest:  # a disk that fills up accepts a part of the line; only the next write fails
+            rest = rest[os.write(descriptor, rest) :]
     except OSError:
         os.ftruncate(descriptor, size)
         raise
@@ -152,14 +152,14 @@ def read_bytes(path: str, limit: int) -> bytes:
     """
     with open_regular(path) as file:
         pieces: List[bytes] = []
-        left = limit + 1
-        while left > 0:
-            piece = file.read(left)
+        remaining = limit + 1
+        while remaining > 0:
+            piece = file.read(remaining)
             if not piece:
                 break
             pieces.append(piece)
-            left -= len(piece)
-    if left <= 0:
+            remaining -= len(piece)
+    if remaining <= 0:
         raise DamagedRecordError(f"{path}: larger than {limit} bytes")
     return b"".join(pieces)
 
@@ -177,7 +177,7 @@ def parse_json(data: Union[bytes, str], where: str) -> JsonValue:
         raise RecordError(f"{where}: not JSON that can be read (nested too deeply, or too large)") from None
 
 
-def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
+def read_json(path: str, limit: int = MAX_FILE) -> Any:
     """Read the JSON value in ``path``.
 
     Raises FileNotFoundError where it is absent, DamagedRecordError where it is partial, not a regular file, or larger
@@ -189,7 +189,7 @@ def read_json(path: str, limit: int = LARGEST_FILE) -> Any:
         raise DamagedRecordError(str(error)) from None
 
 
-def read_json_or_none(path: str, limit: int = LARGEST_FILE) -> Any:
+def read_json_or_none(path: str, limit: int = MAX_FILE) -> Any:
     """Read the JSON value in ``path``; None where the file is absent.
 
     Raises DamagedRecordError.

@@ -11,7 +11,7 @@ from midstream_core import json_shapes
 from midstream_core.json_types import JsonValue, RecordFields, object_or_empty
 from midstream_core.records.errors import DamagedRecordError, RecordError
 from midstream_core.records.field_forms import DTYPE, RUN_ID
-from midstream_core.records.files import LARGEST_FILE, read_json
+from midstream_core.records.files import MAX_FILE, read_json
 from midstream_core.records.record import JsonRecord
 from midstream_core.records.run_paths import checkpoint_name
 
@@ -74,7 +74,7 @@ class Manifest(JsonRecord):
     one directory writes `collected` there.
     """
 
-    LIMIT: ClassVar[int] = LARGEST_FILE
+    LIMIT: ClassVar[int] = MAX_FILE
 
     format: str
     version: int
@@ -171,7 +171,7 @@ def _is_countable(shape: Sequence[int]) -> bool:
     total = 1
     for length in shape:
         total *= length
-        if total > json_shapes.LARGEST:
+        if total > json_shapes.MAX_INTEGER:
             return False
     return True
 

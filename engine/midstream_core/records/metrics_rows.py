@@ -39,7 +39,7 @@ def parse_metrics(lines: Iterable[str]) -> List[Dict[str, Any]]:
             continue
         row: Dict[str, JsonValue] = value if isinstance(value, dict) else {"global_step": None}
         step = row.get("global_step", 0)
-        if type(step) is not int or not 0 <= step <= json_shapes.LARGEST:
+        if type(step) is not int or not 0 <= step <= json_shapes.MAX_INTEGER:
             raise RecordError(f"metrics.jsonl line {number} is not a row of metrics")
         rows.append(row)
     return rows

@@ -151,7 +151,9 @@ def _attempt(
         if distributed.wanted and processes.client is None:
             status.update(message="waits for the other processes")
             token = f"{attempt.paths.run_id}/{attempt.number}"
-            processes = rendezvous(distributed, os.environ, token, lambda found: _end_together(found, status, signals))
+            processes = rendezvous(
+                distributed, os.environ, token, lambda failure: _end_together(failure, status, signals)
+            )
             status.update(message="")
         elif processes.client is not None:
             _end_together(processes, status, signals)
@@ -284,8 +286,8 @@ def _code(error: Exception) -> int:
 
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    known = isinstance(error, (EngineError, ConfigError)) or type(error).__module__.startswith("midstream_")
-    return printable(text if known and text else f"{type(error).__name__}: {text}"[:500])
+    expected = isinstance(error, (EngineError, ConfigError)) or type(error).__module__.startswith("midstream_")
+    return printable(text if expected and text else f"{type(error).__name__}: {text}"[:500])
 
 
 def _refuse(error: Exception, code: int, arguments: Sequence[str]) -> int:

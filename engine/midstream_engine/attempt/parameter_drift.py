@@ -63,8 +63,8 @@ def measure(directory: str, kept: list[HostArray], given_up: threading.Event | N
                 path = os.path.join(directory, zarr.chunk_path(array.name, index))
                 raw = np.fromfile(path, np.uint8)[:-CHECKSUM]
                 theirs = raw.view(numpy_dtype(array.dtype)).reshape(extent(box))
-                one, other = _squares(array.part(box), theirs)
-                difference, norm = difference + one, norm + other
+                own, other = _squares(array.part(box), theirs)
+                difference, norm = difference + own, norm + other
         else:
             difference, norm = _squares(array.part(full_box(array.shape)), packed[array.name])
         relative = math.sqrt(difference / norm) if norm else math.sqrt(difference)
@@ -117,14 +117,14 @@ class LateMeasurement:
                 log.warning("parameter drift not measured: the attempt ends before %s arrives", self._checkpoint)
                 return
         try:
-            found = measure(directory, self._kept, self._given_up)
+            drift = measure(directory, self._kept, self._given_up)
             if self._given_up.is_set():
                 raise EndedError
-            found.write(self._attempt.files.parameter_drift)
+            drift.write(self._attempt.files.parameter_drift)
         except EndedError:
             log.warning("parameter drift not measured: the attempt ends")
             return
         except Exception as error:  # noqa: BLE001  training continues; the certificate reports that the file is missing
             log.error("parameter drift not measured: %s: %s", type(error).__name__, error)
             return
-        log.info("parameter drift: %.2e (largest: %s, %.2e)", found.distance, found.worst_array, found.worst)
+        log.info("parameter drift: %.2e (largest: %s, %.2e)", drift.distance, drift.worst_array, drift.worst)

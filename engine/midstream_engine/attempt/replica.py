@@ -28,7 +28,7 @@ from midstream_engine.loop.requests import Known, Requests, Wanted
 from midstream_engine.loop.training_loop import Loop
 from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
 
 log = logging.getLogger(__name__)
 FENCE_INTERVAL = 2.0  # seconds between two reads of the fence
@@ -47,7 +47,7 @@ class _Unsaved:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayResult:
     """Result of a replay: the command that ended it, and its state.
 
     Without a command (None) the process is to exit.
@@ -60,7 +60,7 @@ class Outcome:
     kept: list[HostArray] | None = None  # the parameters of the command's step, where they were kept
 
 
-class Replay(Loop):
+class Replica(Loop):
     """Training from ``step`` as a replica.
 
     A command ends the replay: it promotes the replica, restores another state, or stops it.
@@ -77,7 +77,7 @@ class Replay(Loop):
     ) -> None:
         # One process writes the rows: several may share the directory, and only process 0 has the batches' digests.
         self._replayed = replay_file.create(attempt.files) if attempt.processes.leads else os.devnull
-        metrics = Recorder(MetricsFile(self._replayed))
+        metrics = MetricsRecorder(MetricsFile(self._replayed))
         unsaved: Any = _Unsaved()
         super().__init__(compiled, unsaved, requests, attempt, status, metrics, state, step)
         self._recorder, self._lease = metrics, Lease(attempt.files.lease)
@@ -86,7 +86,7 @@ class Replay(Loop):
         self._promotion: records.Command | None = None
         self._fence_read = 0.0
 
-    def replay(self) -> Outcome:
+    def replay(self) -> ReplayResult:
         """Train until a command ends the replay.
 
         Raises FencedError where the run has passed this attempt's epoch, EngineError as training does.
@@ -96,15 +96,17 @@ class Replay(Loop):
         try:
             while True:
                 self._wait_for_boundary(source)
-                wanted = self._requests.look(self._known(self._boundary))
-                if self._acts(wanted) or not source.ready:
+                requested = self._requests.look(self._known(self._boundary))
+                if self._acts(requested) or not source.ready:
                     self._settle()
-                if wanted.stop:
+                if requested.stop:
                     self._status.update(
-                        acknowledged=wanted.command.sequence if wanted.command else self._status.value.acknowledged
+                        acknowledged=requested.command.sequence
+                        if requested.command
+                        else self._status.value.acknowledged
                     )
-                    return Outcome(None)
-                outcome = self._take(wanted)
+                    return ReplayResult(None)
+                outcome = self._take(requested)
                 if outcome is not None:
                     return outcome
                 if self._keep_at == self.step:
@@ -112,9 +114,9 @@ class Replay(Loop):
                 promoted = self._promoted()
                 if promoted is not None:
                     return promoted
-                if wanted.known.due:
+                if requested.facts.due:
                     self._status.update(message=f"the replica's lease was not renewed for {self._lease.seconds:.0f} s")
-                    return Outcome(None)
+                    return ReplayResult(None)
                 if time.monotonic() - self._fence_read > FENCE_INTERVAL:
                     self._fence_read = time.monotonic()
                     check_not_passed(self._attempt)
@@ -133,14 +135,14 @@ class Replay(Loop):
         """
         return Known(due=self._leads and self._lease.over())
 
-    def _acts(self, wanted: Wanted) -> bool:
+    def _acts(self, requested: Wanted) -> bool:
         promotion = self._promotion.step if self._promotion is not None else None
         reached = promotion is not None and self._boundary >= promotion
-        return reached or self._keep_at == self._boundary or super()._acts(wanted)
+        return reached or self._keep_at == self._boundary or super()._acts(requested)
 
-    def _take(self, wanted: Wanted) -> Outcome | None:
+    def _take(self, requested: Wanted) -> ReplayResult | None:
         """Carry a command out, or reject it."""
-        command = wanted.command
+        command = requested.command
         if command is None:
             return None
         refusal = agreed(self._attempt, command.sequence, self._unfit(command))
@@ -155,7 +157,7 @@ class Replay(Loop):
             self._promotion = command
         self._status.update(acknowledged=command.sequence)
         self._status.try_write()
-        return Outcome(command) if command.action == records.RESTORE else None
+        return ReplayResult(command) if command.action == records.RESTORE else None
 
     def _unfit(self, command: records.Command) -> str:
         """Return why the command cannot be carried out; empty where it can."""
@@ -171,7 +173,7 @@ class Replay(Loop):
             return f"the replica's state is not finite: {self._finite.reason}"
         return unowned(self._attempt) if command.action == records.PROMOTE else ""
 
-    def _promoted(self) -> Outcome | None:
+    def _promoted(self) -> ReplayResult | None:
         """Return the outcome once the step of the promotion is reached; None before.
 
         Raises EngineError where an update after the command has made the state not finite, OSError where rows wait for
@@ -190,4 +192,4 @@ class Replay(Loop):
         since = tuple(row for step, row in sorted(rows.items()) if command.step <= step < self.step)
         kept = self._kept[1] if self._kept is not None and self._kept[0] == command.step else None
         self._status.update(message="")
-        return Outcome(command, self.state, self.step, since, kept)
+        return ReplayResult(command, self.state, self.step, since, kept)

@@ -12,7 +12,7 @@ from midstream_engine.attempt.resume import Origin, Resumed
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.computation.programs import CompiledRun
-from midstream_engine.computation.reference_losses import TOLERANCE, Measured, worst_error
+from midstream_engine.computation.reference_losses import TOLERANCE, MeasuredLosses, worst_error
 from midstream_engine.models.lm import LmModel
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class ModelLosses:
 
     def __init__(self, origin: Origin, ready: CompiledRun) -> None:
         self._origin, self._ready = origin, ready
-        self._measured: Future[Measured] | None = None
+        self._measured: Future[MeasuredLosses] | None = None
         self.waited = 0.0  # seconds that `result` waited for the program to be compiled
 
     def begin(self, model: LmModel) -> None:
@@ -35,7 +35,7 @@ class ModelLosses:
         self._measured = thread.submit(self._measure, model)
         thread.shutdown(wait=False)
 
-    def result(self, model: LmModel) -> Measured:
+    def result(self, model: LmModel) -> MeasuredLosses:
         """Return the losses; measure them if that has not begun.
 
         Raises the compiler's error.
@@ -45,7 +45,7 @@ class ModelLosses:
         self.waited = time.monotonic() - began
         return self._measure(model) if self._measured is None else self._measured.result()
 
-    def _measure(self, model: LmModel) -> Measured:
+    def _measure(self, model: LmModel) -> MeasuredLosses:
         # The batch that was next when the state was saved, even where the batch size has changed since.
         expected = self._ready.setup.batches.under(self._origin.batch_schedule).batch(self._origin.step)
         return self._ready.programs.reference_losses.measure(model, expected)

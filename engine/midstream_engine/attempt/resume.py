@@ -28,7 +28,7 @@ from midstream_engine.checkpoint.loading.restore import First, restore_checkpoin
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.stored_manifest import json_object
 from midstream_engine.checkpoint.train_document import TrainDocument
-from midstream_engine.computation.setup import Plan
+from midstream_engine.computation.setup import CompilePlan
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config.batch_schedule import BatchSchedule
 from midstream_engine.config.train import TrainLmConfig
@@ -110,7 +110,7 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
             )
         return _origin(attempt.paths.checkpoint(name), True)
     existing = list_checkpoints(attempt.paths)
-    if any(found.complete for found in existing):
+    if any(checkpoint.complete for checkpoint in existing):
         raise EngineError(
             f"run {attempt.paths.run_id} has checkpoints, but its fence (epoch {fence.epoch if fence else 0}) "
             "accepts none of them (hint: name one with a restore command, or start a new run with another --trainer.id)"
@@ -209,10 +209,10 @@ def _resolve(path: str, name: str) -> str:
             named = [(key, each) for each in open_checkpoints(folder).names()
                      if (key := records.parse_checkpoint_name(each))]  # fmt: skip
             fence = _fence_beside(folder) if named else None
-            for _, each in sorted(named, key=lambda found: (found[0], len(found[1]), found[1]), reverse=True):
-                found = os.path.join(folder, each)
-                if open_store(found).exists(records.MANIFEST) and _counts(found, fence):
-                    return found
+            for _, each in sorted(named, key=lambda entry: (entry[0], len(entry[1]), entry[1]), reverse=True):
+                directory = os.path.join(folder, each)
+                if open_store(directory).exists(records.MANIFEST) and _counts(directory, fence):
+                    return directory
         except (OSError, records.RecordError) as error:
             raise EngineError(f"{name}: {folder} cannot be read: {error}") from error
     raise EngineError(f"{name}: there is no complete checkpoint at {path}")
@@ -256,7 +256,7 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
     Another order of the batches is an error, too.
     """
     trainer, state = config.trainer, origin.state
-    wanted = {
+    settings = {
         "trainer.seed": (state["seed"], trainer.seed),
         "model.seq_len": (state["seq_len"], config.model.seq_len),
         "data.shuffle": (state["shuffle"], config.data.shuffle),
@@ -264,8 +264,8 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
     }
     # Examples have another length with it: other stretches of the text, in another order.
     if data := origin.config.get("data"):
-        wanted["data.next_token"] = (data.get("next_token", False), config.data.next_token)
-    for name, (theirs, ours) in wanted.items():
+        settings["data.next_token"] = (data.get("next_token", False), config.data.next_token)
+    for name, (theirs, ours) in settings.items():
         if theirs != ours:
             raise EngineError(
                 f"{name} is {ours}, but checkpoint {origin.name} was trained with {theirs}: its data order would change"
@@ -288,15 +288,15 @@ def report_changes(origin: Origin, config: TrainLmConfig) -> None:
 
 def _flat(value: dict[str, JsonValue], above: str = "") -> dict[str, JsonValue]:
     """Return the values by the names of their flags."""
-    found: dict[str, JsonValue] = {}
+    flat: dict[str, JsonValue] = {}
     for key, inner in value.items():
-        found |= _flat(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: inner}
-    return found
+        flat |= _flat(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: inner}
+    return flat
 
 
 def restore(
     origin: Origin,
-    setup: Plan,
+    setup: CompilePlan,
     model_ready: Callable[[LmModel], None] | None = None,
     arrival: Arrival | None = None,
 ) -> tuple[Resumed, TrainDocument]:
@@ -341,7 +341,7 @@ _TYPES = {
 
 
 @contextlib.contextmanager
-def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
+def _named_types(origin: Origin, setup: CompilePlan) -> Iterator[None]:
     """Report arrays that differ in dtype alone by the settings that decide them.
 
     Raises:
@@ -350,7 +350,7 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
     try:
         yield
     except CheckpointMismatchError as error:
-        if generator := next((one.axes[0] for one in error.different if one.name == "key" and one.axes), None):
+        if generator := next((pair.axes[0] for pair in error.different if pair.name == "key" and pair.axes), None):
             raise EngineError(
                 f"{origin.directory}: the run has random numbers of the generator {', '.join(generator)}, and this "
                 "midstream has threefry2x32 alone (hint: continue it with the midstream that it began with)"
@@ -358,18 +358,18 @@ def _named_types(origin: Origin, setup: Plan) -> Iterator[None]:
         pairs = {next((key for key in _TYPES if one.name.startswith(key)), ""): one for one in error.different}
         if error.missing or error.extra or "" in pairs or any(one.axes or one.shape for one in error.different):
             raise
-        found = {_TYPES[prefix]: one.dtype for prefix, one in pairs.items() if one.dtype is not None}
-        wanted = {name: stored for name, (stored, _) in found.items()}
-        if "trainer.mp" in wanted:
-            wanted["trainer.mp"] = str(setup.config.trainer.precision().with_parameters(wanted["trainer.mp"]))
+        stored_types = {_TYPES[prefix]: one.dtype for prefix, one in pairs.items() if one.dtype is not None}
+        named_types = {name: stored for name, (stored, _) in stored_types.items()}
+        if "trainer.mp" in named_types:
+            named_types["trainer.mp"] = str(setup.config.trainer.precision().with_parameters(named_types["trainer.mp"]))
         raise EngineError(
             f"{origin.directory} has other types than the configuration: "
-            + ", ".join(f"{stored} where {name} means {ours}" for name, (stored, ours) in found.items())
-            + f" (hint: {' '.join(f'--{name} {value}' for name, value in wanted.items())})"
+            + ", ".join(f"{stored} where {name} means {ours}" for name, (stored, ours) in stored_types.items())
+            + f" (hint: {' '.join(f'--{name} {value}' for name, value in named_types.items())})"
         ) from None
 
 
-def _begin_with_model(origin: Origin, setup: Plan) -> tuple[Resumed, TrainDocument]:
+def _begin_with_model(origin: Origin, setup: CompilePlan) -> tuple[Resumed, TrainDocument]:
     """Return the state of step 0 with the model of ``origin``, and nothing else of it."""
     fresh = setup.fresh_state()
     optimizer, key = fresh.optimizer, fresh.key

@@ -17,7 +17,7 @@ from midstream_core.attempt.save_fence import FenceRejectedError
 from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
 from midstream_engine.attempt.parameter_drift import END_TIMEOUT, LateMeasurement
-from midstream_engine.attempt.replica import Outcome, Replay
+from midstream_engine.attempt.replica import ReplayResult, Replica
 from midstream_engine.attempt.restore_evidence import ModelLosses, prove
 from midstream_engine.attempt.resume import (
     Origin,
@@ -47,7 +47,7 @@ from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.runtime.environment import describe_devices, versions
 from midstream_engine.runtime.jax_settings import configure_jax, log_precision
 from midstream_engine.signals import Signals
-from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 
@@ -62,7 +62,7 @@ class Beginning:
     step: int
     origin: Origin | None
     root_digest: str | None
-    replayed: Outcome | None = None  # of the replica that computed it and is promoted now
+    replayed: ReplayResult | None = None  # of the replica that computed it and is promoted now
 
 
 def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
@@ -127,8 +127,8 @@ def _run(
             return train(config, attempt, status, ready, requests, promoted, threads)
         requests.answer_at_once()
         origin = origin_of(attempt, outcome.command)
-        known, ready = ready, get_ready(config, root, attempt, origin, status, ready)
-        if arrival is not None and ready is not known:
+        compiled, ready = ready, get_ready(config, root, attempt, origin, status, ready)
+        if arrival is not None and ready is not compiled:
             arrival.close()
             arrival = None
     elif commands.command is not None and commands.command.action in records.STARTS:
@@ -164,7 +164,7 @@ def stand_by(
     arrival: Arrival | None,
     *,
     replica: bool,
-) -> Outcome:
+) -> ReplayResult:
     """Rehearse on ``origin``, then wait for the run's state, or replay its batches.
 
     Args:
@@ -178,9 +178,9 @@ def stand_by(
     """
     rehearse(origin, ready.setup, ready.programs, status)
     if not replica:
-        return Outcome(wait_on_standby(attempt, requests, status, arrival))
+        return ReplayResult(wait_on_standby(attempt, requests, status, arrival))
     start = begin(attempt, ready, origin, status)
-    return Replay(ready, requests, attempt, status, start.state, start.step).replay()
+    return Replica(ready, requests, attempt, status, start.state, start.step).replay()
 
 
 def get_ready(
@@ -189,11 +189,11 @@ def get_ready(
     attempt: Attempt,
     origin: Origin | None,
     status: StatusFile,
-    known: CompiledRun | None = None,
+    compiled: CompiledRun | None = None,
 ) -> CompiledRun:
     """Set up for ``origin`` and start to compile.
 
-    Return ``known`` if its schedule and data are the same.
+    Return ``compiled`` if its schedule and data are the same.
 
     Args:
         config: The configuration.
@@ -201,7 +201,7 @@ def get_ready(
         attempt: The attempt.
         origin: The checkpoint to continue; None for a fresh start.
         status: The attempt's status.
-        known: Made for an earlier origin.
+        compiled: Made for an earlier origin.
 
     Raises:
         ConfigError: The configuration is invalid on these devices.
@@ -210,8 +210,12 @@ def get_ready(
     schedule = batch_schedule_from(origin, config)
     # An imported run may have come without its data.
     digest = (origin.state["data_digest"] or None) if origin and origin.same_run else None
-    if known is not None and known.setup.batch_schedule == schedule and known.setup.batches.cache.digest == digest:
-        return known
+    if (
+        compiled is not None
+        and compiled.setup.batch_schedule == schedule
+        and compiled.setup.batches.cache.digest == digest
+    ):
+        return compiled
     step = origin.step if origin else 0
     sets = origin.validation if origin and origin.same_run else None
     tokenizer = origin.state["tokenizer"] if origin and origin.same_run else ""
@@ -361,7 +365,7 @@ def train(
 
 
 def promote(
-    attempt: Attempt, replayed: Outcome, saver: Saver, metrics: Recorder, threads: contextlib.ExitStack
+    attempt: Attempt, replayed: ReplayResult, saver: Saver, metrics: MetricsRecorder, threads: contextlib.ExitStack
 ) -> None:
     """Make a replica's results the run's: write its metric rows, save its state.
 

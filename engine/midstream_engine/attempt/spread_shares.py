@@ -41,24 +41,24 @@ def settle_shares(attempt: Attempt) -> None:
     if client is None or file_systems is None or not file_systems.spread or in_bucket(paths.checkpoints):
         return
     mine = _look(paths) if file_systems.leads else _Found()
-    found = [_Found(**json.loads(text)) for text in client.exchange("shares", json.dumps(vars(mine)).encode())]
-    waiting = sorted({name for each in found for name in each.waiting})
+    shares = [_Found(**json.loads(text)) for text in client.exchange("shares", json.dumps(vars(mine)).encode())]
+    waiting = sorted({name for share in shares for name in share.waiting})
     if not waiting:
         return
     running = _running(paths, {_attempt(name) for name in waiting}) if file_systems.leads else []
     exchanged = client.exchange("share-attempts", json.dumps(running).encode())
     may_run = {number for text in exchanged for number in json.loads(text)} | {attempt.number}
     for name in waiting:
-        source = next((process for process, each in enumerate(found) if name in each.complete), None)
+        source = next((process for process, each in enumerate(shares) if name in each.complete), None)
         if source is not None:
-            for process, each in enumerate(found):
+            for process, each in enumerate(shares):
                 if client.process == source and name in each.waiting:
                     client.send(f"share-{name}", _manifest(paths.checkpoint(name)), process)
             if name in mine.waiting:
                 complete_from(paths.checkpoint(name), client.receive(f"share-{name}", source))
         elif name in mine.waiting and not attempt.standby and _attempt(name) not in may_run:
             leaders = {file_systems.ids[leader] for leader in file_systems.leaders}
-            if not any(name in each.unknown for each in found):
+            if not any(name in each.unknown for each in shares):
                 _remove(paths, name, leaders)
 
 
@@ -72,7 +72,7 @@ class _Found:
 
 
 def _look(paths: records.RunPaths) -> _Found:
-    found = _Found()
+    share = _Found()
     for name in open_checkpoints(paths.checkpoints).names():
         bare = name.removeprefix(TRASH)
         if records.parse_checkpoint_name(bare) is None:
@@ -80,15 +80,15 @@ def _look(paths: records.RunPaths) -> _Found:
         store = open_store(paths.checkpoint(name))
         try:
             if name != bare:
-                found.unknown.append(bare)
+                share.unknown.append(bare)
             elif store.exists(records.MANIFEST):
-                found.complete.append(name)
+                share.complete.append(name)
             elif store.exists(records.SHARE):
-                found.waiting.append(name)
+                share.waiting.append(name)
         except OSError as error:
             log.warning("checkpoint %s cannot be read: %s", name, error)
-            found.unknown.append(name)
-    return found
+            share.unknown.append(name)
+    return share
 
 
 def _attempt(name: str) -> int:

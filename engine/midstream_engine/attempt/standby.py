@@ -121,9 +121,9 @@ def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> record
     lease = Lease(attempt.files.lease)
     while True:
         # Process 0 has the lease, and all processes leave at the same look: each look waits for all.
-        wanted = requests.look(Known(due=attempt.processes.leads and lease.over()))
-        command = wanted.command
-        if wanted.stop:
+        requested = requests.look(Known(due=attempt.processes.leads and lease.over()))
+        command = requested.command
+        if requested.stop:
             status.update(acknowledged=status.value.acknowledged if command is None else command.sequence, message="")
             log.info("stopped while on standby")
             return None
@@ -135,7 +135,7 @@ def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> record
             log.error("command %d (%s) rejected: %s", command.sequence, command.action, refusal)
             status.update(rejected=command.sequence, message=refusal)
             status.try_write()
-        if wanted.known.due:
+        if requested.facts.due:
             break
         check_not_passed(attempt)
         time.sleep(POLL_INTERVAL if jax.process_count() == 1 else 10 * POLL_INTERVAL)
@@ -179,8 +179,8 @@ def unowned(attempt: Attempt) -> str:
     except FenceUnreadableError as error:
         return str(error)
     if fence is None or (fence.epoch, fence.owner) != (attempt.epoch, attempt.target):
-        found = "there is none" if fence is None else f"epoch {fence.epoch}, owner {fence.owner}"
-        return f"the fence does not name {attempt.target} as owner of epoch {attempt.epoch} ({found})"
+        owner = "there is none" if fence is None else f"epoch {fence.epoch}, owner {fence.owner}"
+        return f"the fence does not name {attempt.target} as owner of epoch {attempt.epoch} ({owner})"
     return ""
 
 

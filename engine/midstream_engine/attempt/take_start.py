@@ -47,12 +47,8 @@ def _take(attempt: Attempt, restores: bool) -> Fence | None:
             return None  # the first start of the epoch: no checkpoint of it exists, and a list takes time
         if not restores:
             return newest_complete(paths, fence)
-        found = [
-            each.name
-            for each in list_checkpoints(paths)
-            if each.manifest is not None and fence.accepts(each.manifest.epoch, each.step, each.manifest.start)
-        ]
-        return found[-1] if found else None
+        accepted = [checkpoint.name for checkpoint in list_checkpoints(paths, fence) if checkpoint.accepted]
+        return accepted[-1] if accepted else None
 
     if client is None:
         return start_number.take(paths, attempt.epoch, newest, bucket=bucket)

@@ -49,13 +49,13 @@ def flatten(tree: PyTree) -> dict[str, LogicalArray]:
     Raises:
         ValueError: A name cannot be a path, or two leaves have the same name.
     """
-    found: dict[str, LogicalArray] = {}
+    arrays: dict[str, LogicalArray] = {}
     for path, leaf in _leaves(tree):
         array = _array_of(leaf)
         if array is None:
             continue
         name = _name(path)
-        if name in found:
+        if name in arrays:
             raise ValueError(f"two leaves of the tree are both named {name!r}")
         axes = _axes(leaf, array)
         if _is_key(array):
@@ -63,8 +63,8 @@ def flatten(tree: PyTree) -> dict[str, LogicalArray]:
             axes = (*axes, str(array.dtype))
         else:
             value = array
-        found[name] = LogicalArray(name, axes, tuple(map(int, value.shape)), np.dtype(value.dtype).name, value)
-    return dict(sorted(found.items()))
+        arrays[name] = LogicalArray(name, axes, tuple(map(int, value.shape)), np.dtype(value.dtype).name, value)
+    return dict(sorted(arrays.items()))
 
 
 def unflatten(template: PyTree, arrays: Mapping[str, Leaf]) -> PyTree:

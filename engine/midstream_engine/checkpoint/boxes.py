@@ -89,7 +89,7 @@ def gather(box: Box, pieces: Sequence[tuple[Box, Piece]], out: np.ndarray | None
     The result is a view if one piece has all of it, else a copy. ``out``, an array of the box's extent, receives what
     would not be contiguous.
     """
-    shared = [(part, origin, data) for origin, data in pieces if (part := overlap(box, origin)) is not None]
+    shared = [(shared_box, origin, data) for origin, data in pieces if (shared_box := overlap(box, origin)) is not None]
     if len(shared) == 1 and shared[0][0] == box:
         _, origin, data = shared[0]
         view = data[within(box, origin)]
@@ -100,8 +100,8 @@ def gather(box: Box, pieces: Sequence[tuple[Box, Piece]], out: np.ndarray | None
     if sum(volume(part) for part, _, _ in shared) != volume(box):
         return None
     result = np.empty(extent(box), pieces[0][1].dtype) if out is None else out
-    for part, origin, data in shared:
-        copy_rows(result[(*within(part, box), ...)], data[within(part, origin)])
+    for shared_box, origin, data in shared:
+        copy_rows(result[(*within(shared_box, box), ...)], data[within(shared_box, origin)])
     return result
 
 

@@ -8,11 +8,11 @@ The rules, in order:
 1. An array below ``PACK_BELOW`` has no chunks: it is stored in ``small.safetensors``, and its grid is empty.
 2. The *primary* axis is ``embed``, the one that FSDP shards; in an array without it, the longest axis that may be
    sharded (the first of equals). It is halved into up to ``PRIMARY_CHUNKS`` equal chunks while a chunk has at least
-   ``SMALLEST`` bytes.
+   ``MIN_CHUNK`` bytes.
 3. The other axes that may be sharded are halved in turn, into up to ``OTHER_CHUNKS`` chunks each, while a chunk has at
    least ``COMFORTABLE`` bytes: tensor parallelism shards these, mostly within one host.
-4. A chunk has all layers, or the largest equal part of them that stays within ``LARGEST`` bytes. If that would be less
-   than ``SMALLEST`` (61 layers have no halves), it has the smallest part that is not.
+4. A chunk has all layers, or the largest equal part of them that stays within ``MAX_CHUNK`` bytes. If that would be
+   less than ``MIN_CHUNK`` (61 layers have no halves), it has the smallest part that is not.
 
 Axes are only halved, because most meshes are powers of two: a mesh axis of any power of two up to the number of chunks
 owns and reads complete chunks. On other meshes chunks are assembled from shards.
@@ -29,9 +29,9 @@ from midstream_engine.checkpoint.dtypes import numpy_dtype
 
 MIB = 1 << 20
 PACK_BELOW = 1 * MIB
-SMALLEST = 2 * MIB
+MIN_CHUNK = 2 * MIB
 COMFORTABLE = 16 * MIB
-LARGEST = 64 * MIB
+MAX_CHUNK = 64 * MIB
 PRIMARY_CHUNKS = 64
 OTHER_CHUNKS = 8
 
@@ -61,7 +61,7 @@ def grid_of(axes: Sequence[str], shape: Sequence[int], dtype: str) -> tuple[int,
     sharded = [number for number, axis in enumerate(axes) if may_be_sharded(axis)]
     if sharded:
         primary = axes.index(PRIMARY) if PRIMARY in axes else max(sharded, key=lambda number: shape[number])
-        _halve(chunks, [primary], shape, size, most=PRIMARY_CHUNKS, smallest=SMALLEST)
+        _halve(chunks, [primary], shape, size, most=PRIMARY_CHUNKS, smallest=MIN_CHUNK)
         others = [number for number in sharded if number != primary]
         _halve(chunks, others, shape, size, most=OTHER_CHUNKS, smallest=COMFORTABLE)
     for number, axis in enumerate(axes):
@@ -72,8 +72,8 @@ def grid_of(axes: Sequence[str], shape: Sequence[int], dtype: str) -> tuple[int,
 
 def _layer_parts(layers: int, size: int) -> int:
     """Return the number of equal parts of the layers, of ``size`` bytes in all."""
-    parts = [n for n in range(1, layers + 1) if layers % n == 0 and (n == 1 or size // n >= SMALLEST)]
-    return next((n for n in parts if size // n <= LARGEST), parts[-1])
+    parts = [n for n in range(1, layers + 1) if layers % n == 0 and (n == 1 or size // n >= MIN_CHUNK)]
+    return next((n for n in parts if size // n <= MAX_CHUNK), parts[-1])
 
 
 def _halve(

@@ -53,49 +53,53 @@ def collectives(text: str) -> list[Collective]:
     """
     program = computations(text)
     counts, traffic = run_counts(program, unknown=math.nan), MemoryTraffic(program)
-    callers = {name: (each, caller) for caller in program.values() for each in caller.instructions
-               for name in each.called.values()}  # fmt: skip
-    found: list[Collective] = []
+    callers = {name: (instruction, caller) for caller in program.values() for instruction in caller.instructions
+               for name in instruction.called.values()}  # fmt: skip
+    collected: list[Collective] = []
     steps: dict[tuple[str, str], tuple[Collective, bool]] = {}
     for computation in program.values():
-        for index, each in enumerate(computation.instructions):
-            kind = each.operation.removesuffix("-start")
+        for index, instruction in enumerate(computation.instructions):
+            kind = instruction.operation.removesuffix("-start")
             if kind not in _KINDS or not counts[computation.name]:
                 continue
             if math.isnan(counts[computation.name]):
-                raise ValueError(f"the turns of the loop of {each.name} are not in the program's text")
-            exposed = not each.operation.endswith("-start") or not _computes_before_done(traffic, computation, index)
+                raise ValueError(f"the turns of the loop of {instruction.name} are not in the program's text")
+            exposed = not instruction.operation.endswith("-start") or not _computes_before_done(
+                traffic, computation, index
+            )
             caller = callers.get(computation.name)
             if caller and caller[0].operation in _STARTS:  # on a core of its own
                 exposed = not _computes_before_done(traffic, caller[1], caller[1].instructions.index(caller[0]))
             is_scatter = kind == ALL_REDUCE and computation.name.startswith("all-reduce-scatter")
-            one = _collective(each, REDUCE_SCATTER if is_scatter else kind, counts[computation.name], exposed=exposed)
-            if one.devices < 2:
+            collective = _collective(
+                instruction, REDUCE_SCATTER if is_scatter else kind, counts[computation.name], exposed=exposed
+            )
+            if collective.devices < 2:
                 continue
-            step = _STEP_OF.search(each.text)
+            step = _STEP_OF.search(instruction.text)
             if step and caller and caller[0].operation == "fusion":
                 # The steps of one collective, each in a fusion: it is hidden where one of them computes too.
-                hides = _computes(computation, each)
+                hides = _computes(computation, instruction)
                 before = steps.get((step[1], step[2]))
-                steps[step[1], step[2]] = (one, hides or (before is not None and before[1]))
+                steps[step[1], step[2]] = (collective, hides or (before is not None and before[1]))
             else:
-                found.append(one)
-    for one, hides in steps.values():
-        found.append(Collective(**{**vars(one), "exposed": not hides}))
-    return found
+                collected.append(collective)
+    for collective, hides in steps.values():
+        collected.append(Collective(**{**vars(collective), "exposed": not hides}))
+    return collected
 
 
-def _collective(each: Instruction, kind: str, times: float, *, exposed: bool) -> Collective:
-    devices = _group_size(each.text)
-    arrays, sizes = each.shapes, each.nbytes
-    if each.operation.endswith("-start") and kind != ALL_REDUCE:  # (operands, results, numbers of its own)
+def _collective(instruction: Instruction, kind: str, times: float, *, exposed: bool) -> Collective:
+    devices = _group_size(instruction.text)
+    arrays, sizes = instruction.shapes, instruction.nbytes
+    if instruction.operation.endswith("-start") and kind != ALL_REDUCE:  # (operands, results, numbers of its own)
         half = sum(dtype != "u32" or shape != () for dtype, shape in arrays) // 2
         arrays, sizes = arrays[half : 2 * half], sizes[half : 2 * half]
     total = float(sum(sizes))
-    if kind == REDUCE_SCATTER and each.operation.startswith(REDUCE_SCATTER):
+    if kind == REDUCE_SCATTER and instruction.operation.startswith(REDUCE_SCATTER):
         total *= devices  # the result is a device's share
     share = 1.0 if kind == PERMUTE else (devices - 1) / devices
-    source = re.search(r'op_name="([^"]*)"', each.text)
+    source = re.search(r'op_name="([^"]*)"', instruction.text)
     return Collective(
         kind,
         tuple(dtype for dtype, _ in arrays),
@@ -131,28 +135,32 @@ def _computes_before_done(traffic: MemoryTraffic, computation: Computation, star
     collective = computation.instructions[start]
     done = re.compile(rf"%?{re.escape(collective.name)}\b")
     moved = 0.0
-    for each in computation.instructions[start + 1 :]:
-        if each.operation.endswith("-done") and done.search(each.text):
+    for instruction in computation.instructions[start + 1 :]:
+        if instruction.operation.endswith("-done") and done.search(instruction.text):
             return False
-        if each.operation in ("fusion", "dot", "convolution", "custom-call", "while", "call"):
-            moved += traffic.moved(computation, each)
+        if instruction.operation in ("fusion", "dot", "convolution", "custom-call", "while", "call"):
+            moved += traffic.moved(computation, instruction)
             if moved >= _WORK * sum(collective.nbytes):
                 return True
     return False
 
 
 def _computes(computation: Computation, collective: Instruction) -> bool:
-    return any(each.operation in _COMPUTES for each in computation.instructions if each is not collective)
+    return any(
+        instruction.operation in _COMPUTES for instruction in computation.instructions if instruction is not collective
+    )
 
 
-def total_bytes(found: list[Collective], *, exposed: bool = False) -> float:
+def total_bytes(collective_list: list[Collective], *, exposed: bool = False) -> float:
     """Return the bytes that a device sends in one run of the program.
 
     ``exposed``: only those that nothing hides.
     """
-    return sum(one.nbytes for one in found if one.exposed or not exposed)
+    return sum(collective.nbytes for collective in collective_list if collective.exposed or not exposed)
 
 
-def by_kind(found: list[Collective]) -> Mapping[str, float]:
+def by_kind(collective_list: list[Collective]) -> Mapping[str, float]:
     """Return the bytes that a device sends in one run of the program, by kind."""
-    return {kind: sum(one.nbytes for one in found if one.kind == kind) for kind in _KINDS}
+    return {
+        kind: sum(collective.nbytes for collective in collective_list if collective.kind == kind) for kind in _KINDS
+    }

@@ -56,7 +56,7 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
     device = find_accelerator(accelerators.kind)
     if device is None or device.bandwidth is None:
         raise ValueError(f"the bandwidth of {accelerators.kind} is not in the table of accelerators")
-    program = _Program(text, device)
+    program = _GpuProgram(text, device)
     kernels = [(times, kernel, program.product_seconds(home, kernel), program.traffic.moved(home, kernel))
                for times, home, kernel in program.kernels()]  # fmt: skip
     attention = sum(times * _attention_flops(kernel) for times, kernel, _, _ in kernels) / device.peak_flops
@@ -79,7 +79,7 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
     return StepTime(compute, attention / KERNEL_SHARE[1], exposed / LINK_SHARE[1], sums[2], sums[0])
 
 
-class _Program:
+class _GpuProgram:
     """The computations of a program, and what its kernels compute."""
 
     def __init__(self, text: str, device: Accelerator) -> None:
@@ -90,16 +90,16 @@ class _Program:
     def kernels(self) -> Iterator[tuple[float, Computation, Instruction]]:
         """Yield how often each kernel runs, its computation, and the kernel."""
         within = {
-            name for each in self._computations.values() for one in each.instructions
-            for part, name in one.called.items()
-            if one.operation == "fusion" or (part == "to_apply" and one.operation != "call")
+            name for computation in self._computations.values() for instruction in computation.instructions
+            for role, name in instruction.called.items()
+            if instruction.operation == "fusion" or (role == "to_apply" and instruction.operation != "call")
         }  # fmt: skip
         for name, times in run_counts(self._computations).items():
             if not times or name in within:
                 continue
-            for each in self._computations[name].instructions:
-                if each.operation not in _NO_KERNEL and not each.operation.endswith(("-start", "-done")):
-                    yield times, self._computations[name], each
+            for instruction in self._computations[name].instructions:
+                if instruction.operation not in _NO_KERNEL and not instruction.operation.endswith(("-start", "-done")):
+                    yield times, self._computations[name], instruction
 
     def product_seconds(self, home: Computation, kernel: Instruction) -> float:
         """Return the seconds of the products of a kernel at their peaks."""
@@ -108,17 +108,17 @@ class _Program:
             self._product(home, kernel) if inner is None else sum(self._product(inner, e) for e in inner.instructions)
         )
 
-    def _product(self, home: Computation, each: Instruction) -> float:
-        contracted = _CONTRACTED.search(each.text) if each.operation == "dot" else None
-        if each.operation == "custom-call" and "__cublas" in each.text:
-            contracted = _CUBLAS.search(each.text)
-        operands = self.traffic.operands(home, each) if contracted is not None else []
-        if contracted is None or not each.shapes or not operands or not operands[0].shapes:
+    def _product(self, home: Computation, instruction: Instruction) -> float:
+        contracted = _CONTRACTED.search(instruction.text) if instruction.operation == "dot" else None
+        if instruction.operation == "custom-call" and "__cublas" in instruction.text:
+            contracted = _CUBLAS.search(instruction.text)
+        operands = self.traffic.operands(home, instruction) if contracted is not None else []
+        if contracted is None or not instruction.shapes or not operands or not operands[0].shapes:
             return 0.0
-        left = operands[0].shapes[0][1]
+        rows = operands[0].shapes[0][1]
         axes = [int(axis) for axis in re.findall(r"\d+", contracted[1])]
-        flops = 2.0 * math.prod(each.shapes[0][1]) * math.prod(left[axis] for axis in axes)
-        return flops / product_peak(self._device, operands[0].shapes[0][0], each.text)
+        flops = 2.0 * math.prod(instruction.shapes[0][1]) * math.prod(rows[axis] for axis in axes)
+        return flops / product_peak(self._device, operands[0].shapes[0][0], instruction.text)
 
 
 def product_peak(device: Accelerator, dtype: str, text: str) -> float:

@@ -79,8 +79,8 @@ def gpu_compiler() -> Path | None:
     The environment's own directories come before ``COMPILERS``.
     """
     plugin = Path(*_PLUGIN.split("."), "xla_cuda_plugin.so")
-    found = find_spec("jax_plugins")
-    places = [Path(each).parent for each in (found.submodule_search_locations or ())] if found else []
+    spec = find_spec("jax_plugins")
+    places = [Path(location).parent for location in (spec.submodule_search_locations or ())] if spec else []
     return next((place for place in [*places, COMPILERS] if (place / plugin).is_file()), None)
 
 

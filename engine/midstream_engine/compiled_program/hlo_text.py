@@ -54,11 +54,11 @@ class Instruction:
 
         Branches are "branch 0", "branch 1".
         """
-        found = dict(_CALLED.findall(self.text))
+        callees = dict(_CALLED.findall(self.text))
         for branches in _BRANCHES.findall(self.text):
             names = [name.strip().lstrip("%") for name in branches.split(",")]
-            found.update((f"branch {number}", name) for number, name in enumerate(names))
-        return found
+            callees.update((f"branch {number}", name) for number, name in enumerate(names))
+        return callees
 
 
 @dataclass
@@ -72,17 +72,17 @@ class Computation:
     @property
     def root(self) -> Instruction | None:
         """The instruction of the result."""
-        return next((each for each in self.instructions if each.is_root), None)
+        return next((instruction for instruction in self.instructions if instruction.is_root), None)
 
 
 def computations(text: str) -> dict[str, Computation]:
     """Return the computations of a program by name."""
-    found: dict[str, Computation] = {}
+    program: dict[str, Computation] = {}
     current: Computation | None = None
     for line in text.splitlines():
         head = _HEAD.match(line)
         if head:
-            current = found[head[2]] = Computation(head[2], head[1] is not None)
+            current = program[head[2]] = Computation(head[2], head[1] is not None)
         elif line == "}":
             current = None
         elif current is not None and (match := _INSTRUCTION.match(line)):
@@ -93,7 +93,7 @@ def computations(text: str) -> dict[str, Computation]:
         elif current is not None and current.instructions:  # an attribute of several lines
             last = current.instructions[-1]
             current.instructions[-1] = replace(last, text=f"{last.text}\n{line}")
-    return found
+    return program
 
 
 def run_counts(program: Mapping[str, Computation], *, unknown: float | None = None) -> dict[str, float]:
@@ -108,7 +108,7 @@ def run_counts(program: Mapping[str, Computation], *, unknown: float | None = No
     Raises:
         ValueError: The program has no entry, or the number of a loop's turns is not in its text.
     """
-    entry = next((each for each in program.values() if each.is_entry), None)
+    entry = next((computation for computation in program.values() if computation.is_entry), None)
     if entry is None:
         raise ValueError("the text of the program has no entry computation")
     counts = dict.fromkeys(program, 0.0)
@@ -128,8 +128,8 @@ def estimated_cycles(program: Mapping[str, Computation]) -> float:
     cycles = sum(
         counts[name] * int(match[1])
         for name, computation in program.items()
-        for each in computation.instructions
-        if (match := _CYCLES.search(each.text)) and int(match[1]) != _NO_ESTIMATE
+        for instruction in computation.instructions
+        if (match := _CYCLES.search(instruction.text)) and int(match[1]) != _NO_ESTIMATE
     )
     if math.isnan(cycles):
         raise ValueError("the turns of a loop, whose cycles count, are not in the program's text")
@@ -141,11 +141,11 @@ def _runs(
 ) -> Iterator[tuple[Computation, float]]:
     yield start, times
     for instruction in start.instructions:
-        for part, name in instruction.called.items():
-            if name not in program or (part == "to_apply" and instruction.operation not in _CALLS):
+        for role, name in instruction.called.items():
+            if name not in program or (role == "to_apply" and instruction.operation not in _CALLS):
                 continue  # the sum of a reduction, of which no collective is a part
             turns = _turns(program, instruction, unknown) if instruction.operation == "while" else 1
-            yield from _runs(program, program[name], times * (turns + 1 if part == "condition" else turns), unknown)
+            yield from _runs(program, program[name], times * (turns + 1 if role == "condition" else turns), unknown)
 
 
 def _turns(program: Mapping[str, Computation], loop: Instruction, unknown: float | None) -> float:
@@ -157,7 +157,9 @@ def _turns(program: Mapping[str, Computation], loop: Instruction, unknown: float
     if said:
         return int(said[1])
     condition = program[loop.called["condition"]]
-    limits = [int(match[1]) for each in _with_callees(program, condition) if (match := _CONSTANT.search(each))]
+    limits = [
+        int(match[1]) for instruction in _with_callees(program, condition) if (match := _CONSTANT.search(instruction))
+    ]
     if len(limits) != 1:
         if unknown is not None:
             return unknown
@@ -170,8 +172,10 @@ def _counter_step(condition: Computation, body: Computation) -> int:
 
     The number is 2 in the loops of windowed einsums, else 1.
     """
-    index = next((match[1] for each in condition.instructions if (match := _ELEMENT.search(each.text))), None)
-    root, named = body.root, {each.name: each for each in body.instructions}
+    index = next(
+        (match[1] for instruction in condition.instructions if (match := _ELEMENT.search(instruction.text))), None
+    )
+    root, named = body.root, {instruction.name: instruction for instruction in body.instructions}
     if index is None or root is None:
         return 1
     results = _OPERAND.findall(root.text.partition("(")[2])

@@ -20,7 +20,8 @@ class MemoryTraffic:
     def __init__(self, program: Mapping[str, Computation]) -> None:
         self._computations = program
         self._named = {
-            name: {each.name: each for each in computation.instructions} for name, computation in program.items()
+            name: {instruction.name: instruction for instruction in computation.instructions}
+            for name, computation in program.items()
         }
 
     def moved(self, home: Computation, kernel: Instruction) -> float:
@@ -30,9 +31,9 @@ class MemoryTraffic:
         """
         operands, inner = self.operands(home, kernel), self.inner(kernel)
         if inner is None:
-            read = 0 if kernel.operation in _SLICES else sum(sum(each.nbytes) for each in operands)
+            read = 0 if kernel.operation in _SLICES else sum(sum(operand.nbytes) for operand in operands)
             return float(read + sum(kernel.nbytes))
-        read = sum(self._read(inner, index, sum(each.nbytes)) for index, each in enumerate(operands))
+        read = sum(self._read(inner, index, sum(operand.nbytes)) for index, operand in enumerate(operands))
         return float(read + self._written(inner, kernel))
 
     def inner(self, kernel: Instruction) -> Computation | None:
@@ -42,15 +43,15 @@ class MemoryTraffic:
     def _read(self, inner: Computation, index: int, size: int) -> int:
         """Return the bytes of operand ``index``, of ``size`` bytes, that a fusion reads."""
         parameter = next(
-            (each for each in inner.instructions
-             if each.operation == "parameter" and f"parameter({index})" in each.text), None
+            (instruction for instruction in inner.instructions
+             if instruction.operation == "parameter" and f"parameter({index})" in instruction.text), None
         )  # fmt: skip
         if parameter is None:
             return size
         total = 0
         for user in inner.instructions:
             used = self.operands(inner, user)
-            if not any(each is parameter for each in used):
+            if not any(instruction is parameter for instruction in used):
                 continue
             if user.operation in _SLICES:
                 total += sum(user.nbytes)
@@ -63,16 +64,16 @@ class MemoryTraffic:
 
         Of an array that is updated in place, the update counts.
         """
-        updates = [each for each in inner.instructions if each.operation == "dynamic-update-slice"]
-        saved = sum(sum(each.nbytes) - sum(self.operands(inner, each)[1].nbytes) for each in updates)
+        updates = [instruction for instruction in inner.instructions if instruction.operation == "dynamic-update-slice"]
+        saved = sum(sum(update.nbytes) - sum(self.operands(inner, update)[1].nbytes) for update in updates)
         return max(0, sum(kernel.nbytes) - saved)
 
-    def operands(self, home: Computation, each: Instruction) -> list[Instruction]:
+    def operands(self, home: Computation, instruction: Instruction) -> list[Instruction]:
         """Return the operands of an instruction of ``home``."""
         named = self._named[home.name]
-        start = each.text.find("(") + 1
+        start = instruction.text.find("(") + 1
         depth, end = 1, start
-        while end < len(each.text) and depth:
-            depth += (each.text[end] == "(") - (each.text[end] == ")")
+        while end < len(instruction.text) and depth:
+            depth += (instruction.text[end] == "(") - (instruction.text[end] == ")")
             end += 1
-        return [named[name] for name in _NAMES.findall(each.text[start:end]) if name in named]
+        return [named[name] for name in _NAMES.findall(instruction.text[start:end]) if name in named]

@@ -98,14 +98,14 @@ def kernel_flops(program: Mapping[str, Computation], width: int) -> float:
     """
     counts = run_counts(program)
     kernels = [
-        (counts[name], each)
+        (counts[name], instruction)
         for name, computation in program.items()
-        for each in computation.instructions
-        if each.operation == "custom-call" and counts[name]
+        for instruction in computation.instructions
+        if instruction.operation == "custom-call" and counts[name]
     ]
-    apart = any(each.name.startswith("splash_mha_dq") for _, each in kernels)
+    apart = any(kernel.name.startswith("splash_mha_dq") for _, kernel in kernels)
     products = SPLASH_PRODUCTS if apart else _FUSED_PRODUCTS
-    return sum(count * _splash_flops(each, width, products) for count, each in kernels)
+    return sum(count * _splash_flops(kernel, width, products) for count, kernel in kernels)
 
 
 def _splash_flops(kernel: Instruction, width: int, counts: Mapping[str, int]) -> float:
@@ -125,7 +125,7 @@ def _splash_flops(kernel: Instruction, width: int, counts: Mapping[str, int]) ->
     return passes * products * 2.0 * math.prod(batch_and_heads) * positions * keys * padded * computed
 
 
-def exposed_seconds(found: Sequence[Collective], accelerators: AcceleratorType, device: Accelerator) -> float:
+def exposed_seconds(collective_list: Sequence[Collective], accelerators: AcceleratorType, device: Accelerator) -> float:
     """Return the seconds of the collectives that nothing hides.
 
     The links run at their full bandwidth.
@@ -133,7 +133,9 @@ def exposed_seconds(found: Sequence[Collective], accelerators: AcceleratorType, 
     if device.interconnect is None:
         return 0.0
     return sum(
-        one.nbytes / (device.interconnect * usable_links(accelerators, one.devices)) for one in found if one.exposed
+        collective.nbytes / (device.interconnect * usable_links(accelerators, collective.devices))
+        for collective in collective_list
+        if collective.exposed
     )
 
 

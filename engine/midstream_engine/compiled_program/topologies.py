@@ -23,8 +23,8 @@ COMPILERS = Path(sys.prefix, "compilers")
 
 def tpu_library() -> Path | None:
     """Return the compiler for TPUs: of an installed ``libtpu``, or in ``COMPILERS``."""
-    found = find_spec("libtpu")
-    places = [*((found.submodule_search_locations or ()) if found else ()), COMPILERS / "libtpu"]
+    spec = find_spec("libtpu")
+    places = [*((spec.submodule_search_locations or ()) if spec else ()), COMPILERS / "libtpu"]
     return next((path for place in places if (path := Path(place, "libtpu.so")).is_file()), None)
 
 
@@ -70,8 +70,8 @@ def _details(topology: str) -> dict[str, JsonValue]:
     A host has four chips unless the slice is smaller. A TPU v4 has two cores, which jax uses as one device (megacore).
     """
     generation, _, sides = topology.partition(":")
-    found: dict[str, JsonValue] = {"chip_config_name": "megacore"} if generation == "v4" else {}
+    details: dict[str, JsonValue] = {"chip_config_name": "megacore"} if generation == "v4" else {}
     chips = [int(side) for side in sides.split("x") if side.isdecimal()]
     if len(chips) in (2, 3) and min(chips[:2]) < 2:
-        found["chips_per_host_bounds"] = (min(chips[0], 2), min(chips[1], 2), 1)
-    return found
+        details["chips_per_host_bounds"] = (min(chips[0], 2), min(chips[1], 2), 1)
+    return details

@@ -122,6 +122,6 @@ def cut_batch(layout: Layout, batch_size: int, per_device: int, name: str = "tra
     if per_device > at_once:
         log.info("%s: %d does not divide a device's %d examples of a batch; using %d", name, per_device, share, at_once)
     names = layout.compute.get(layout.batch_axis, ())
-    part = names[0] if len(names) == 1 else names or None
-    sharding = NamedSharding(layout.mesh, PartitionSpec(None, part, None))
+    sharded = names[0] if len(names) == 1 else names or None
+    sharding = NamedSharding(layout.mesh, PartitionSpec(None, sharded, None))
     return Cut(share // at_once, at_once * shards, sharding)

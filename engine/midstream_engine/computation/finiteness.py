@@ -44,7 +44,7 @@ def float_names(tree: PyTree) -> list[str]:
 def names_by_kind(names: Sequence[str], kinds: np.ndarray) -> dict[str, list[str]]:
     """Return arrays that are not finite: ``{"NaN": [...], "infinity": [...]}``."""
     return {
-        word: [name for name, found in zip(names, kinds, strict=True) if found == kind]
+        word: [name for name, present in zip(names, kinds, strict=True) if present == kind]
         for word, kind in (("NaN", NAN), ("infinity", INFINITE))
     }
 
@@ -58,9 +58,9 @@ def find_not_finite(tree: PyTree) -> dict[str, list[str]]:
     return names_by_kind(list(arrays), np.asarray(jax.jit(_kinds)(list(arrays.values()))))
 
 
-def describe(found: dict[str, list[str]]) -> str:
+def describe(by_kind: dict[str, list[str]]) -> str:
     """Return ``NaN in A, B and 3 more arrays; infinity in C``."""
-    return "; ".join(f"{kind} in {_listed(names)}" for kind, names in found.items() if names)
+    return "; ".join(f"{kind} in {_listed(names)}" for kind, names in by_kind.items() if names)
 
 
 def _listed(names: list[str]) -> str:

@@ -28,7 +28,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue
 from midstream_engine.array_types import Compiled, Device, PyTree
 from midstream_engine.computation.serialized_program import Serialized, make_serialized
-from midstream_engine.computation.setup import Plan
+from midstream_engine.computation.setup import CompilePlan
 from midstream_engine.runtime.environment import versions
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _DIGEST = hashlib.sha256().digest_size  # bytes before a program: loading a part
 
 
 def cached_program(
-    setup: Plan, name: str, make: Callable[[], Compiled], arguments: tuple[PyTree, ...], result: object
+    setup: CompilePlan, name: str, make: Callable[[], Compiled], arguments: tuple[PyTree, ...], result: object
 ) -> Compiled:
     """Load the program ``name`` of ``setup`` from disk, or compile and store it.
 
@@ -69,9 +69,9 @@ def cached_program(
         return make()
     path = os.path.join(directory, f"{name}-{_key(setup, name)}")
     trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
-    known = _load(path, *trees, list(setup.layout.mesh.devices.flat))
-    if known is not None:
-        return known
+    program = _load(path, *trees, list(setup.layout.mesh.devices.flat))
+    if program is not None:
+        return program
     compiled, form = make_serialized(make)
     _store(path, form, trees)
     return compiled
@@ -98,12 +98,12 @@ def _load(path: str, inside: object, outside: object, devices: list[Device]) -> 
     return loaded
 
 
-def _store(path: str, form: Serialized | Exception, known: tuple[JsonValue, JsonValue]) -> None:
+def _store(path: str, form: Serialized | Exception, key_parts: tuple[JsonValue, JsonValue]) -> None:
     try:
         if isinstance(form, Exception):
             raise form
         content, *trees = form
-        if trees != list(known):
+        if trees != list(key_parts):
             raise ValueError("its arguments or results have another structure than given")
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         records.write_bytes(path, hashlib.sha256(content).digest() + content)
@@ -141,7 +141,7 @@ def _directory() -> str | None:
     return directory
 
 
-def _key(setup: Plan, name: str) -> str:
+def _key(setup: CompilePlan, name: str) -> str:
     config = setup.config.resolved()
     devices = list(setup.layout.mesh.devices.flat)
     inputs = {

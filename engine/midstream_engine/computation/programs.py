@@ -20,7 +20,7 @@ from midstream_engine.computation.batch_division import Cut
 from midstream_engine.computation.compile_options import compile_options, unknown_option
 from midstream_engine.computation.program_cache import cached_program, engine_digest
 from midstream_engine.computation.reference_losses import ReferenceLosses
-from midstream_engine.computation.setup import Plan, Setup
+from midstream_engine.computation.setup import CompilePlan, Setup
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.computation.train_step import StepResult, evaluation_step, train_step
 from midstream_engine.data.batches import Validation, evaluation_batches
@@ -111,8 +111,8 @@ class Programs:
         Raises the compiler's error. The evaluation may take longer; reading ``evaluate`` waits for it.
         """
         began = time.monotonic()
-        for each in (self._reference_losses, self._step):
-            each.result()
+        for program in (self._reference_losses, self._step):
+            program.result()
         return time.monotonic() - began
 
     def _log(self) -> None:
@@ -140,7 +140,7 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         thread.shutdown(wait=False)
 
 
-def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemory | None = None) -> Step:
+def compile_steps(setup: CompilePlan, processes: Processes = ALONE, memory: WorkingMemory | None = None) -> Step:
     """Compile the update, one program for each batch size from the present step on.
 
     ``memory`` counts the programs.
@@ -159,7 +159,7 @@ def compile_steps(setup: Plan, processes: Processes = ALONE, memory: WorkingMemo
     return step
 
 
-def compile_step(setup: Plan, cut: Cut | None = None, options: JsonObject | None = None) -> Compiled:
+def compile_step(setup: CompilePlan, cut: Cut | None = None, options: JsonObject | None = None) -> Compiled:
     """Compile the update of a batch that is divided as in ``cut``.
 
     ``cut`` None: as the first batch.
@@ -201,7 +201,7 @@ def compile_step(setup: Plan, cut: Cut | None = None, options: JsonObject | None
     return cached_program(setup, f"step-{cut.micro}-{cut.size}", make, arguments, result)
 
 
-def compile_lowered(setup: Plan, lowered: Lowered, options: JsonObject | None = None) -> object:
+def compile_lowered(setup: CompilePlan, lowered: Lowered, options: JsonObject | None = None) -> object:
     """Compile a lowered program with the options for its devices.
 
     Raises:
@@ -217,7 +217,7 @@ def compile_lowered(setup: Plan, lowered: Lowered, options: JsonObject | None = 
         raise refused from None
 
 
-def compile_reference_losses(setup: Plan, processes: Processes = ALONE) -> ReferenceLosses:
+def compile_reference_losses(setup: CompilePlan, processes: Processes = ALONE) -> ReferenceLosses:
     """Compile the losses of fixed sequences."""
     return ReferenceLosses(setup, processes)
 
@@ -250,11 +250,11 @@ def compile_evaluation(
             loss, tokens = compiled(state.evaluated, cut.put(batch.tokens), cut.put(batch.loss_mask))
             total, counted = sums.get(batch.source, (0.0, 0.0))
             sums[batch.source] = total + float(loss), counted + float(tokens)
-        known = {name: one for name, one in sums.items() if one[1]}
-        if not known:
+        averages = {name: total for name, total in sums.items() if total[1]}
+        if not averages:
             return {}
-        losses = {f"eval/{name}/loss": total / counted for name, (total, counted) in known.items() if name}
-        totals, counts = zip(*known.values(), strict=True)
+        losses = {f"eval/{name}/loss": total / counted for name, (total, counted) in averages.items() if name}
+        totals, counts = zip(*averages.values(), strict=True)
         return {"eval/loss": sum(totals) / sum(counts), **losses}
 
     return evaluate
@@ -280,7 +280,7 @@ def _evaluated(setup: Setup) -> Validation | None:
     return replace(setup.validation, sets=sets) if sets else None
 
 
-def compile_evaluation_step(setup: Plan) -> Callable[..., tuple[jax.Array, jax.Array]]:
+def compile_evaluation_step(setup: CompilePlan) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """Compile ``evaluation_step`` for one batch of the validation set."""
     cut = setup.evaluation_cut
     example = cut.shape(setup.config.model.seq_len)

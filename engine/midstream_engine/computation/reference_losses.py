@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from midstream_core import records
 from midstream_engine.array_types import Compiled
 from midstream_engine.computation.program_cache import cached_program
-from midstream_engine.computation.setup import Plan
+from midstream_engine.computation.setup import CompilePlan
 from midstream_engine.data.batches import Batch, example_digest
 from midstream_engine.models.lm import BATCH, POSITION, LmModel, token_losses
 from midstream_engine.processes.rendezvous import ALONE, Processes
@@ -41,7 +41,7 @@ def losses_of(model: LmModel, tokens: NamedArray, mask: NamedArray, *, eos: int 
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredLosses:
     """Losses of the first sequences of a batch, and the digests of both."""
 
     losses: list[float]
@@ -56,7 +56,7 @@ class Measured:
 class ReferenceLosses:
     """Measurement of reference losses on a layout, by a program of its own."""
 
-    def __init__(self, setup: Plan, processes: Processes = ALONE) -> None:
+    def __init__(self, setup: CompilePlan, processes: Processes = ALONE) -> None:
         layout, seq_len, eos = setup.layout, setup.positions, setup.eos
         self.count = min(SEQUENCES, max(size for _, size in setup.batch_schedule.points))
         names = layout.compute.get(layout.batch_axis, ()) if self.count % layout.batch_shards == 0 else ()
@@ -80,14 +80,14 @@ class ReferenceLosses:
         self.compiled: Compiled = cached_program(setup, f"reference-losses-{self.count}", make, arguments, 0)
         self._program = processes.consensus("reference_losses", self.compiled)
 
-    def measure(self, model: LmModel, batch: Batch) -> Measured:
+    def measure(self, model: LmModel, batch: Batch) -> MeasuredLosses:
         """Measure the first ``count`` sequences of ``batch``, or all where it has fewer."""
         tokens, mask = batch.tokens[: self.count], batch.loss_mask[: self.count]
         missing = ((0, self.count - len(tokens)), (0, 0))
         padded = [self._put(np.pad(array, missing)) for array in (tokens, mask)]
         losses = np.asarray(self._program(model, *padded))[: len(tokens)]
         digests = b"".join(example_digest(*example) for example in zip(tokens, mask, strict=True))
-        return Measured([float(loss) for loss in losses], hashlib.sha256(digests).hexdigest(), batch.digest)
+        return MeasuredLosses([float(loss) for loss in losses], hashlib.sha256(digests).hexdigest(), batch.digest)
 
     def _put(self, array: np.ndarray) -> NamedArray:
         return NamedArray(place(array.astype(np.int32), self._sharding), self._axes)

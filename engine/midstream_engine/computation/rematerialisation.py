@@ -77,5 +77,5 @@ def memory_of(device: Device) -> int | None:
         limit = (device.memory_stats() or {}).get("bytes_limit")
     except Exception:  # noqa: BLE001 (of a device that is not here: its client has no statistics)
         limit = None
-    known = find_accelerator(device.device_kind)
-    return limit or (known.memory if known else None)
+    accelerator = find_accelerator(device.device_kind)
+    return limit or (accelerator.memory if accelerator else None)

@@ -58,7 +58,7 @@ def make_serialized(make: Callable[[], Compiled]) -> tuple[Compiled, Serialized 
         for read, content in seen.read:
             if read is executable:
                 return compiled, _serialize_as_read(compiled, content)
-        if not any(each is executable for each in seen.compiled):
+        if not any(executable_seen is executable for executable_seen in seen.compiled):
             raise ValueError("this version of jax does not show whether it has compiled or read it")
         return compiled, serialize_executable.serialize(compiled)
     except Exception as error:  # noqa: BLE001 (of any backend: the program runs all the same)
@@ -106,26 +106,26 @@ def _watch() -> None:
 
     @wraps(extract)
     def noted_extract(*arguments: PyTree, **named: object) -> object:
-        found = extract(*arguments, **named)
+        extracted = extract(*arguments, **named)
         if _thread.seen is not None:
-            _thread.seen.content = found[0]
-        return found
+            _thread.seen.content = extracted[0]
+        return extracted
 
     @wraps(read)
     def noted_read(*arguments: PyTree, **named: object) -> object:
         if _thread.seen is not None:
             _thread.seen.content = b""
-        found = read(*arguments, **named)
-        if _thread.seen is not None and found[0] is not None and _thread.seen.content:
-            _thread.seen.read.append((found[0], _thread.seen.content))
-        return found
+        loaded = read(*arguments, **named)
+        if _thread.seen is not None and loaded[0] is not None and _thread.seen.content:
+            _thread.seen.read.append((loaded[0], _thread.seen.content))
+        return loaded
 
     @wraps(compile_and_load)
     def noted_compile(*arguments: PyTree, **named: object) -> object:
-        found = compile_and_load(*arguments, **named)
+        compiled = compile_and_load(*arguments, **named)
         if _thread.seen is not None:
-            _thread.seen.compiled.append(found)
-        return found
+            _thread.seen.compiled.append(compiled)
+        return compiled
 
     jax_cache.extract_executable_and_time = noted_extract
     jax_cache.get_executable_and_time = noted_read

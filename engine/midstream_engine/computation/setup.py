@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompilePlan:
     """Consequences of the configuration and the devices: all that compiling needs.
 
     The data is not needed.
@@ -110,7 +110,7 @@ class Plan:
     def evaluates(self) -> bool:
         """Whether validation text is configured and evaluation is not off."""
         data = self.config.data
-        given = any(validation_urls(part) for part in (data.configs or {"": data}).values())
+        given = any(validation_urls(dataset) for dataset in (data.configs or {"": data}).values())
         return given and self.config.trainer.max_eval_batches != 0
 
     def initializer(self) -> Callable[[PRNGKeyArray], TrainState]:
@@ -123,7 +123,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Setup(Plan):
+class Setup(CompilePlan):
     """The plan and the data, shared by the loop, the saver and the reference losses."""
 
     batches: ScheduledBatches
@@ -144,7 +144,7 @@ def make_plan(
     step: int = 0,
     batch_schedule: BatchSchedule | None = None,
     tokenizer_id: str = "",
-) -> Plan:
+) -> CompilePlan:
     """Plan the run on ``devices``, before anything is compiled.
 
     Args:
@@ -183,7 +183,7 @@ def make_plan(
     if config.model.gradient_checkpointing == REMAT_BY_MEMORY:
         config = _with_remat(config, layout, template, cuts[evaluated])
         template = abstract_state(initializer(config, tokenizer.vocab_size, optimizer, policy))
-    return Plan(
+    return CompilePlan(
         config, tokenizer, layout, policy, rate, optimizer, template, layout.at_rest(template), schedule, cuts,
         evaluation_cut,
     )  # fmt: skip

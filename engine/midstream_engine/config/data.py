@@ -111,8 +111,8 @@ class DataConfig(SourceConfig):
         return [
             f"data.train_weights: has no weight for {name}: its training text is not used (hint: write 0 if that is "
             "meant)"
-            for name, part in sorted(self.configs.items())
-            if self.train_weights and name not in self.train_weights and (part.train_urls or part.id)
+            for name, dataset in sorted(self.configs.items())
+            if self.train_weights and name not in self.train_weights and (dataset.train_urls or dataset.id)
         ]
 
     def block_counts(self) -> dict[str, int]:
@@ -131,8 +131,8 @@ class DataConfig(SourceConfig):
             raise ConfigError("data.train_weights: no dataset has a weight above 0")
         exact = {name: weights[name] / total * self.mixture_block_size for name in sorted(weights) if weights[name] > 0}
         counts = {name: math.floor(share) for name, share in exact.items()}
-        left = self.mixture_block_size - sum(counts.values())
-        for name in sorted(exact, key=lambda name: (counts[name] - exact[name], name))[:left]:
+        remaining = self.mixture_block_size - sum(counts.values())
+        for name in sorted(exact, key=lambda name: (counts[name] - exact[name], name))[:remaining]:
             counts[name] += 1
         for name, count in counts.items():
             if not count:

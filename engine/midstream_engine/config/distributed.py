@@ -58,15 +58,15 @@ class DistributedConfig:
 
     def with_environment(self, environment: Mapping[str, str]) -> DistributedConfig:
         """Return the configuration with missing values from the environment."""
-        found: dict[str, Any] = {key: environment[name] for key, name in _VARIABLES.items() if environment.get(name)}
-        if self.coordinator_address is not None or "coordinator_address" not in found:
+        values: dict[str, Any] = {key: environment[name] for key, name in _VARIABLES.items() if environment.get(name)}
+        if self.coordinator_address is not None or "coordinator_address" not in values:
             return self
         for key in ("num_processes", "process_id"):
-            text = found.get(key, "")
+            text = values.get(key, "")
             if text and not text.isdecimal():
                 raise ConfigError(f"{_VARIABLES[key]}={text!r} is no number")
-            found[key] = int(text) if text else None
-        return dataclasses.replace(self, **found)
+            values[key] = int(text) if text else None
+        return dataclasses.replace(self, **values)
 
     def at(self, address: str, count: int, index: int, local: list[int]) -> DistributedConfig:
         """Return the configuration with a measured address and index."""

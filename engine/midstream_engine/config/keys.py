@@ -160,8 +160,8 @@ def _flattened(value: JsonObject, name: str, nested: JsonObject, notes: list[str
             if levanter_fields.covers(full):
                 notes += levanter_fields.left_out(full, item, where)
                 continue
-            known = {alias.removeprefix(f"{name}.") for alias in ALIASES if alias.startswith(f"{name}.")}
-            raise ConfigError(f"{where}unknown key {full}{_nearest(full, name, known)}")
+            names = {alias.removeprefix(f"{name}.") for alias in ALIASES if alias.startswith(f"{name}.")}
+            raise ConfigError(f"{where}unknown key {full}{_nearest(full, name, names)}")
         flat = ALIASES[alias].rpartition(".")[2]
         if result.get(flat) is not None:
             raise ConfigError(f"{where}{full} is an alias of {path}.{flat}: give one of them")
@@ -192,7 +192,9 @@ def _fit(hint: object, item: Any, notes: list[str], path: str) -> object:
     if path == "model.gradient_checkpointing" and isinstance(item, Mapping):
         return levanter_dump.gradient_checkpointing(item)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    kinds = {one for one in (arguments if origin is types.UnionType else (hint,)) if one is not types.NoneType}
+    kinds = {
+        argument for argument in (arguments if origin is types.UnionType else (hint,)) if argument is not types.NoneType
+    }
     if item is None and kinds <= {int, float, str, bool} and types.NoneType not in arguments:
         raise ConfigError(f"{path}: expected a value, found null (hint: omit the key for its default)")
     if kinds == {str} and isinstance(item, (Mapping, list)):
@@ -200,28 +202,30 @@ def _fit(hint: object, item: Any, notes: list[str], path: str) -> object:
     if kinds <= {int, float} and isinstance(item, bool):
         raise ConfigError(f"{path}: expected a number, found {str(item).lower()}")
     if origin is types.UnionType and item is not None:
-        described = [one for one in arguments if dataclasses.is_dataclass(one) and isinstance(one, type)]
+        described = [
+            argument for argument in arguments if dataclasses.is_dataclass(argument) and isinstance(argument, type)
+        ]
         return normalise(described[0], item, notes, path) if described else item
     if origin is list:
         items = [] if item is None else item if isinstance(item, list) else [item]
-        return [_fit(arguments[0], one, notes, path) for one in items]
+        return [_fit(arguments[0], value, notes, path) for value in items]
     if origin is dict:
         if not isinstance(item or {}, Mapping):
             raise ConfigError(f"{path}: expected keys and values, found {item!r}")
-        return {key: _fit(arguments[1], one, notes, f"{path}.{key}") for key, one in (item or {}).items()}
+        return {key: _fit(arguments[1], value, notes, f"{path}.{key}") for key, value in (item or {}).items()}
     return _plain(item)
 
 
 def _plain(item: object) -> object:
     """Return ``item`` without line numbers, so that it can be written again."""
     if isinstance(item, Mapping):
-        return {key: _plain(one) for key, one in item.items()}
-    return [_plain(one) for one in item] if isinstance(item, list) else item
+        return {key: _plain(value) for key, value in item.items()}
+    return [_plain(value) for value in item] if isinstance(item, list) else item
 
 
-def _nearest(full: str, path: str, known: set[str]) -> str:
+def _nearest(full: str, path: str, names: set[str]) -> str:
     prefix = f"{path}." if path else ""
-    near = difflib.get_close_matches(full.rpartition(".")[2], sorted(known), 1, 0.3)
+    near = difflib.get_close_matches(full.rpartition(".")[2], sorted(names), 1, 0.3)
     if near:
         return f"; nearest: {prefix}{near[0]}"
-    return f"; known in {path or 'the configuration'}: {', '.join(sorted(known))}"
+    return f"; known in {path or 'the configuration'}: {', '.join(sorted(names))}"

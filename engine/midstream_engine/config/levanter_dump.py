@@ -17,18 +17,18 @@ def kind_of(value: JsonObject, choices: Mapping[str, type], default: str, path: 
     Levanter writes the members of a list of trackers without their types.
     """
     keys = {key for key in value if not levanter_fields.covers(f"{path}.{key}")}
-    fitting = [name for name, one in choices.items() if keys <= {field.name for field in dataclasses.fields(one)}]
+    fitting = [name for name, choice in choices.items() if keys <= {field.name for field in dataclasses.fields(choice)}]
     return fitting[0] if default not in fitting and len(fitting) == 1 else default
 
 
-def same(one: object, other: object) -> bool:
+def same(value: object, other: object) -> bool:
     """Return whether two values are one tracker.
 
     Levanter writes a tracker twice, once without its type.
     """
-    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+    if not isinstance(value, Mapping) or not isinstance(other, Mapping):
         return False
-    return {**one, "type": None} == {**other, "type": None}
+    return {**value, "type": None} == {**other, "type": None}
 
 
 def gradient_checkpointing(policy: JsonObject) -> bool | str:

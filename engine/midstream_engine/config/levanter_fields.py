@@ -188,7 +188,7 @@ def left_out(name: str, value: object, where: str = "") -> Iterator[str]:
         ConfigError: A value is refused, or a field within it is unknown.
     """
     field = FIELDS.get(canonical(name))
-    if isinstance(value, Mapping) and any(one.startswith(f"{canonical(name)}.") for one in FIELDS):
+    if isinstance(value, Mapping) and any(prefix.startswith(f"{canonical(name)}.") for prefix in FIELDS):
         for key, item in value.items():
             yield from left_out(f"{name}.{key}", item, where)
         return

@@ -65,7 +65,7 @@ def from_mapping(value: dict[str, Any]) -> Loaded:
     except (ParsingError, DecodingError) as error:
         raise _one_line(error, normalised) from None
     parts = (config.data, config.optimizer, config.trainer)
-    return Loaded(config, notes, [line for part in parts for line in part.warnings()])
+    return Loaded(config, notes, [line for piece in parts for line in piece.warnings()])
 
 
 # What draccus appends to "Couldn't parse '[1]' into a int" about its own functions.
@@ -116,7 +116,7 @@ def _one_line(error: Exception, value: object) -> ConfigError:
         if isinstance(cause, ConfigError):
             return cause
         cause = cause.__cause__
-    key_path = [str(part) for part in getattr(error, "key_path", ())]
+    key_path = [str(key) for key in getattr(error, "key_path", ())]
     message = _INTERNALS.sub("", " ".join(str(getattr(error, "message", error)).split()))
     place = ""
     for part in key_path:

@@ -76,9 +76,9 @@ class LmConfig(draccus.ChoiceRegistry):
             named = (REMAT_BY_MEMORY, *NAMES, "+".join(NAMES[:2]))
             self._check_choice("gradient_checkpointing", remat, (*REMAT_POLICIES, *named))
 
-    def _check_choice(self, name: str, value: str, known: tuple[str, ...]) -> None:
-        if value not in known:
-            raise ConfigError(f"model.{name}: {value!r} is not known; use one of {', '.join(known)}")
+    def _check_choice(self, name: str, value: str, choices: tuple[str, ...]) -> None:
+        if value not in choices:
+            raise ConfigError(f"model.{name}: {value!r} is not known; use one of {', '.join(choices)}")
 
     @classmethod
     def default_choice_name(cls) -> str:

@@ -14,7 +14,7 @@ from midstream_core.learning_rate import RULES, SHAPES
 from midstream_engine.config.errors import ConfigError
 
 MU_DTYPES, NU_DTYPES = ("float32", "bfloat16", "float16"), ("float32", "bfloat16")
-LONGEST_INTERVAL = 1_000_000  # of rolling statistics: each update reads all of them
+MAX_INTERVAL = 1_000_000  # of rolling statistics: each update reads all of them
 _BFLOAT16_STEP = 1 / 256  # a smaller part of any number may be rounded away
 
 
@@ -29,9 +29,9 @@ class SkipStepConfig:
     sigma_factor: float = 6.0  # standard deviations above their mean from which an update is skipped
 
     def __post_init__(self) -> None:
-        if not 2 <= self.rolling_interval_length <= LONGEST_INTERVAL or not self.sigma_factor > 0:
+        if not 2 <= self.rolling_interval_length <= MAX_INTERVAL or not self.sigma_factor > 0:
             raise ConfigError(
-                f"optimizer.skip_bad_steps: rolling_interval_length is at least 2 and at most {LONGEST_INTERVAL:,}, "
+                f"optimizer.skip_bad_steps: rolling_interval_length is at least 2 and at most {MAX_INTERVAL:,}, "
                 "sigma_factor above 0"
             )
 
@@ -44,9 +44,9 @@ class ClipUpdateNormConfig:
     sigma_factor: float = 3.0  # standard deviations above their mean
 
     def __post_init__(self) -> None:
-        if not 2 <= self.rolling_interval_length <= LONGEST_INTERVAL or not self.sigma_factor >= 0:
+        if not 2 <= self.rolling_interval_length <= MAX_INTERVAL or not self.sigma_factor >= 0:
             raise ConfigError(
-                f"optimizer.clip_update_norm: rolling_interval_length is at least 2 and at most {LONGEST_INTERVAL:,}, "
+                f"optimizer.clip_update_norm: rolling_interval_length is at least 2 and at most {MAX_INTERVAL:,}, "
                 "sigma_factor not negative"
             )
 
@@ -94,10 +94,10 @@ class OptimizerConfig(draccus.ChoiceRegistry):
             raise ConfigError("optimizer.adamc_weight_decay: needs a learning_rate above 0")
 
     def _check_schedule(self) -> None:
-        for name, known in (("lr_schedule", SHAPES), ("schedule_rules", RULES)):
+        for name, choices in (("lr_schedule", SHAPES), ("schedule_rules", RULES)):
             value = getattr(self, name)
-            if value not in known:
-                raise ConfigError(f"optimizer.{name}: {value!r} is not known; use one of {', '.join(known)}")
+            if value not in choices:
+                raise ConfigError(f"optimizer.{name}: {value!r} is not known; use one of {', '.join(choices)}")
         for name in ("cosine_exponent", "inv_sqrt_timescale", "polynomial_power", "inv_sqrt_decay_constant"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"optimizer.{name}: {getattr(self, name)} is not positive")
@@ -140,7 +140,9 @@ class OptimizerConfig(draccus.ChoiceRegistry):
                 raise ConfigError(
                     f"optimizer.weight_decay_modules: {modules!r} is no regular expression: {error}"
                 ) from None
-        elif modules is not None and not (isinstance(modules, list) and all(isinstance(one, str) for one in modules)):
+        elif modules is not None and not (
+            isinstance(modules, list) and all(isinstance(module, str) for module in modules)
+        ):
             raise ConfigError(
                 f"optimizer.weight_decay_modules: {modules!r} is neither a regular expression nor a list of names"
             )
@@ -171,16 +173,16 @@ class OptimizerConfig(draccus.ChoiceRegistry):
 
     def warnings(self) -> list[str]:
         """Return lines about valid values that are probably mistakes."""
-        found = [
+        lines = [
             f"optimizer.{name}: {getattr(self, name):g} means 100 % of the cycle, not one step"
             for name in ("warmup", "rewarmup")
             if getattr(self, name) == 1
         ]
         if isinstance(self.cycles, list) and self.cycles[:1] == [0]:
-            found.append(
+            lines.append(
                 "optimizer.cycles: begins with 0: the first cycle is empty, so rewarmup applies and not warmup"
             )
-        return found
+        return lines
 
 
 @OptimizerConfig.register_subclass("adam")

@@ -36,11 +36,11 @@ def seconds(text: str | float, where: str) -> float:
         ConfigError: The text is no duration.
     """
     rest, total = str(text).strip().lower(), 0.0
-    while part := _DURATION.match(rest):
-        unit = _UNITS.get(part[2].removesuffix("s") or part[2])
-        if unit is None or (not part[2] and part[0] != str(text).strip()):
+    while match := _DURATION.match(rest):
+        unit = _UNITS.get(match[2].removesuffix("s") or match[2])
+        if unit is None or (not match[2] and match[0] != str(text).strip()):
             break
-        rest, total = rest[part.end() :], total + float(part[1]) * unit
+        rest, total = rest[match.end() :], total + float(match[1]) * unit
         if not rest:
             return total
     raise ConfigError(f"{where}: {text!r} is no duration (hint: 90s, 15m, 1h or 1d12h)")
@@ -202,9 +202,9 @@ class TrainerConfig:
             lines.append(f"trainer.mp: {self.mp}: half is float16 on every device (jmp: bfloat16 on TPUs)")
         if precision.parameters != "float32":
             kept = precision.with_parameters("float32")
-            part = _ROUNDED[precision.parameters]
+            rounding = _ROUNDED[precision.parameters]
             lines.append(
-                f"trainer.mp: parameters in {precision.parameters} lose updates below 1/{part} of their value; "
+                f"trainer.mp: parameters in {precision.parameters} lose updates below 1/{rounding} of their value; "
                 f"{kept} keeps them"
             )
         return lines

@@ -14,7 +14,7 @@ _PLAIN = (type(None), bool, int, float, str, list, dict)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"
 _INTEGER = "tag:yaml.org,2002:int"
-_LARGEST = 2**63 - 1
+_MAX_INTEGER = 2**63 - 1
 _SHOWN = 40  # characters of a value in a message
 
 
@@ -29,7 +29,7 @@ class Mapping(dict):
         self.places: dict[str, str] = {}
 
 
-class _Loader(yaml.SafeLoader):
+class _ConfigLoader(yaml.SafeLoader):
     """SafeLoader of plain values, with YAML 1.2's spelling of floats.
 
     ``6E-4`` is a number, and ``2024-05-01`` a text.
@@ -48,16 +48,16 @@ class _Loader(yaml.SafeLoader):
             raise ConfigError(f"{place_of(node)}: the tag {node.tag} is not supported")
         if isinstance(value, str) and not _is_text(value):
             raise ConfigError(f"{place_of(node)}: {value!r} has a null byte or half of a surrogate pair")
-        if isinstance(value, int) and abs(value) > _LARGEST:
+        if isinstance(value, int) and abs(value) > _MAX_INTEGER:
             raise _unfit(node)
         return value
 
 
-_Loader.yaml_implicit_resolvers = {
+_ConfigLoader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in resolvers if tag != _TIMESTAMP]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+_ConfigLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)$"),
     list("-+0123456789."),
@@ -78,7 +78,7 @@ def _unfit(node: yaml.Node) -> ConfigError:
     return ConfigError(f"{place_of(node)}: {shown} {what}")
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> Mapping:
+def _mapping(loader: _ConfigLoader, node: yaml.MappingNode) -> Mapping:
     result = Mapping()
     for key_node, _ in node.value:
         key = _key(loader, key_node)
@@ -94,30 +94,30 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> Mapping:
     return result
 
 
-def _key(loader: _Loader, node: yaml.Node) -> str:
+def _key(loader: _ConfigLoader, node: yaml.Node) -> str:
     if not isinstance(node, yaml.ScalarNode):
         raise ConfigError(f"{place_of(node)}: a key is a text, not a list or mapping")
     return node.value if node.tag == _MERGE else str(loader.construct_object(node))
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_ConfigLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 # Levanter writes its enumerations and a few dataclasses with the Python names of their classes.
 _PYTHON = "tag:yaml.org,2002:python/object"
 _PACKAGES = ("levanter.", "haliax.")
 
 
-def _enumeration(loader: _Loader, name: str, node: yaml.Node) -> object:
+def _enumeration(loader: _ConfigLoader, name: str, node: yaml.Node) -> object:
     """Return the value of an enumeration of Levanter's as a string.
 
     In YAML it is ``!!python/object/apply:CLASS [value]``.
     """
-    if not isinstance(node, yaml.SequenceNode) or [type(one) for one in node.value] != [yaml.ScalarNode]:
+    if not isinstance(node, yaml.SequenceNode) or [type(item) for item in node.value] != [yaml.ScalarNode]:
         raise _not_constructed(name, node)
     return loader.construct_scalar(node.value[0])
 
 
-def _fields(loader: _Loader, name: str, node: yaml.Node) -> Mapping:
+def _fields(loader: _ConfigLoader, name: str, node: yaml.Node) -> Mapping:
     """Return the fields of a dataclass, ``!!python/object:CLASS {...}``, as a mapping."""
     if not isinstance(node, yaml.MappingNode):
         raise _not_constructed(name, node)
@@ -129,8 +129,8 @@ def _not_constructed(name: str, node: yaml.Node) -> ConfigError:
 
 
 for _package in _PACKAGES:
-    _Loader.add_multi_constructor(f"{_PYTHON}/apply:{_package}", _enumeration)
-    _Loader.add_multi_constructor(f"{_PYTHON}:{_package}", _fields)
+    _ConfigLoader.add_multi_constructor(f"{_PYTHON}/apply:{_package}", _enumeration)
+    _ConfigLoader.add_multi_constructor(f"{_PYTHON}:{_package}", _fields)
 
 
 def parse_value(text: str, name: str) -> Any:
@@ -140,7 +140,7 @@ def parse_value(text: str, name: str) -> Any:
         ConfigError: The value is malformed; the message names the flag.
     """
     try:
-        return _constructed(compose_text(text, name, _Loader)) if text else ""
+        return _constructed(compose_text(text, name, _ConfigLoader)) if text else ""
     except YamlError as error:
         raise ConfigError(f"{error} (hint: quote it)") from None
 
@@ -153,7 +153,7 @@ def load(path: str) -> Any:
         FileNotFoundError: ``path`` does not exist.
     """
     try:
-        root = compose_file(path, _Loader).root
+        root = compose_file(path, _ConfigLoader).root
     except YamlError as error:
         raise ConfigError(str(error)) from None
     return _constructed(root)
@@ -162,7 +162,7 @@ def load(path: str) -> Any:
 def _constructed(root: yaml.Node | None) -> object:
     if root is None:
         return None
-    loader = _Loader("")
+    loader = _ConfigLoader("")
     try:
         return loader.construct_document(root)
     except yaml.YAMLError as error:

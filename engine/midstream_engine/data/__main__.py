@@ -16,7 +16,7 @@ from midstream_core import records
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.imported_files import tokenizer_path
 from midstream_engine.data.mixture import Mixture
 from midstream_engine.data.prepared_data import open_training, open_validation
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return records.EXIT_DONE
 
 
-def _print(name: str, data: TokenCache | Mixture | Imported, **more: object) -> None:
+def _print(name: str, data: TokenCache | Mixture | ImportedData, **more: object) -> None:
     described = {
         "set": name, "digest": data.digest, "tokens": data.tokens, "documents": data.documents,
         "directory": data.directory, **more,

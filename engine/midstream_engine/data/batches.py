@@ -15,7 +15,7 @@ from midstream_core import records
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.example_order import Interleave, Shuffle
 from midstream_engine.data.examples import Stretches
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.mixture import Mixture, datasets_of
 from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.token_ids import first_unknown, unknown_id
@@ -74,7 +74,7 @@ class TrainingBatches:
 
     def __init__(
         self,
-        cache: TokenCache | Mixture | Imported,
+        cache: TokenCache | Mixture | ImportedData,
         *,
         seq_len: int,
         batch_size: int,
@@ -141,8 +141,8 @@ class TrainingBatches:
         """
         rows = np.arange(count) if rows is None else rows
         datasets, examples = self.locate(first + rows)
-        for one in np.unique(datasets):
-            self._examples[one].prefetch(examples[datasets == one])
+        for number in np.unique(datasets):
+            self._examples[number].prefetch(examples[datasets == number])
         # The system allocates no pages for zeros that are never written.
         tokens = np.zeros((count, self.seq_len), np.int32)
         mask = np.zeros((count, self.seq_len), np.uint8)
@@ -150,7 +150,7 @@ class TrainingBatches:
             tokens[row], mask[row] = self._examples[dataset].read(example)
         if (vocabulary := self.cache.vocab_size) and (at := first_unknown(tokens.ravel(), vocabulary)) is not None:
             row = at // self.seq_len
-            dataset, example = (int(found[0]) for found in self.locate(np.array([first + row])))
+            dataset, example = (int(place[0]) for place in self.locate(np.array([first + row])))
             name = f"dataset {self._names[dataset]}" if self._names[dataset] else self.cache.directory
             place = f"{name}: sample {first + row} of the run, example {example} of the dataset,"
             raise unknown_id(place, int(tokens.flat[at]), vocabulary)
@@ -210,14 +210,14 @@ def evaluation_batches(
         ignored: A token that is no target; None: every token is one.
     """
     sets = {"": data} if isinstance(data, TokenCache) else data.sets
-    wanted = range(batch_size) if rows is None else rows.tolist()
+    indices = range(batch_size) if rows is None else rows.tolist()
     for name, cache in sets.items():
         examples = Stretches(cache, seq_len)
         count = -(-examples.count // batch_size)
         for index in range(count if limit is None else min(count, limit)):
             tokens = np.zeros((batch_size, seq_len), np.int32)
             mask = np.zeros((batch_size, seq_len), np.uint8)
-            for row in wanted:
+            for row in indices:
                 if index * batch_size + row < examples.count:
                     tokens[row], mask[row] = examples.read(index * batch_size + row)
             if (at := first_unknown(tokens.ravel(), cache.vocab_size)) is not None:

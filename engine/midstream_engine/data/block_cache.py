@@ -59,12 +59,12 @@ class BlockCache:
             DataError: The object cannot be fetched, differs from ``entry``, or exceeds the limit.
         """
         with self._lock:
-            found = self._mapped.get(entry.sha256)
-            if found is not None:
+            data = self._mapped.get(entry.sha256)
+            if data is not None:
                 self._mapped.move_to_end(entry.sha256)
-                if time.monotonic() - found[1] > _FRESH:
-                    self._mapped[entry.sha256] = found[0], self._note(entry)
-                return found[0]
+                if time.monotonic() - data[1] > _FRESH:
+                    self._mapped[entry.sha256] = data[0], self._note(entry)
+                return data[0]
         if entry.size > self.limit:
             raise DataError(
                 f"data.block_cache_bytes: {self.limit} is less than one object of the token cache ({entry.size} bytes)"
@@ -81,14 +81,14 @@ class BlockCache:
                 self._mapped.popitem(last=False)
         return mapped
 
-    def get_all(self, wanted: list[tuple[ObjectEntry, Open, str]]) -> None:
+    def get_all(self, requested: list[tuple[ObjectEntry, Open, str]]) -> None:
         """Fetch several objects at a time. Raises the first error."""
         with self._lock:
-            missing = [one for one in wanted if one[0].sha256 not in self._mapped]
+            missing = [request for request in requested if request[0].sha256 not in self._mapped]
         if len(missing) < 2:
             return  # `get` fetches it
         with ThreadPoolExecutor(min(FETCHES, len(missing)), "fetch") as pool:
-            for done in [pool.submit(self.get, *one) for one in missing]:
+            for done in [pool.submit(self.get, *request) for request in missing]:
                 done.result()
 
     def _path(self, entry: ObjectEntry) -> str:
@@ -145,16 +145,16 @@ class BlockCache:
 
         Abandoned partial files are removed as well.
         """
-        found: list[tuple[float, int, str]] = []
+        files: list[tuple[float, int, str]] = []
         for item in os.scandir(self.directory):
             with contextlib.suppress(FileNotFoundError):
                 status = item.stat()
                 if item.name.startswith(_PARTIAL) and time.time() - status.st_mtime > _ABANDONED:
                     os.unlink(item.path)
                 elif not item.name.startswith(".lock-"):
-                    found.append((status.st_mtime, status.st_size, item.path))
-        total = sum(one[1] for one in found)
-        for _, freed, path in sorted(found):
+                    files.append((status.st_mtime, status.st_size, item.path))
+        total = sum(file[1] for file in files)
+        for _, freed, path in sorted(files):
             if total + size <= self.limit:
                 break
             if not os.path.basename(path).startswith(_PARTIAL):

@@ -56,42 +56,42 @@ class CacheDirectory:
             return TokenCache(directory)
         return self._remote.find(digest) if self._remote else None
 
-    def find_request(self, request: str, wanted: str | None) -> TokenCache | None:
-        """Return the cache built for a request, unless its digest is not ``wanted``.
+    def find_request(self, request: str, expected_digest: str | None) -> TokenCache | None:
+        """Return the cache built for a request; None where it has another digest.
 
         Raises:
             DataError: The cache has a token id beyond its vocabulary.
         """
         index = object_or_empty(records.read_json_or_none(self._index(request)))
-        found = self._acceptable(str_of(index["digest"]) if index else None, wanted)
-        if index and found is not None and found.local and not index.get("ids_checked"):
-            log.info("%s: checking the token ids, once", found.directory)
-            found.check_ids()
-            self.remember(found, request)
-        if found is None and self._remote:
-            found = self._acceptable(self._remote.digest_of(request), wanted)
-        return found
+        cache = self._acceptable(str_of(index["digest"]) if index else None, expected_digest)
+        if index and cache is not None and cache.local and not index.get("ids_checked"):
+            log.info("%s: checking the token ids, once", cache.directory)
+            cache.check_ids()
+            self.remember(cache, request)
+        if cache is None and self._remote:
+            cache = self._acceptable(self._remote.digest_of(request), expected_digest)
+        return cache
 
-    def find_remote_request(self, request: str, wanted: str | None) -> TokenCache | None:
+    def find_remote_request(self, request: str, expected_digest: str | None) -> TokenCache | None:
         """Return another host's cache under ``data.cache_dir`` for the same URLs."""
-        return self._acceptable(self._remote.digest_of(request), wanted) if self._remote else None
+        return self._acceptable(self._remote.digest_of(request), expected_digest) if self._remote else None
 
-    def _acceptable(self, digest: str | None, wanted: str | None) -> TokenCache | None:
-        return None if digest is None or wanted not in (None, digest) else self.find(digest)
+    def _acceptable(self, digest: str | None, expected_digest: str | None) -> TokenCache | None:
+        return None if digest is None or expected_digest not in (None, digest) else self.find(digest)
 
     def remember(self, built: TokenCache, request: str) -> None:
         """Record the request of a built cache, and that its token ids were checked."""
         os.makedirs(os.path.dirname(self._index(request)), exist_ok=True)
         records.write_json(self._index(request), {"digest": built.digest, "ids_checked": True})
 
-    def share(self, found: TokenCache, requests: list[str]) -> TokenCache:
+    def share(self, cache: TokenCache, requests: list[str]) -> TokenCache:
         """Store a cache of this host under ``data.cache_dir``; log a failed write."""
-        if self._remote is not None and found.local:
+        if self._remote is not None and cache.local:
             if self._remote.server.writable:
-                self._remote.publish(found, requests)
+                self._remote.publish(cache, requests)
             else:
-                log.info("%s is stored on this host alone: %s is read-only", found.directory, self._remote.url)
-        return found
+                log.info("%s is stored on this host alone: %s is read-only", cache.directory, self._remote.url)
+        return cache
 
     def _index(self, request: str) -> str:
         return os.path.join(self.path, ".requests", request + ".json")

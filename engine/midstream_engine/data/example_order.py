@@ -54,15 +54,15 @@ class Interleave:
 
     def _plan(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """Return each position's dataset and rank in that dataset, two int64 [block]."""
-        found = self._plans.get(block)
-        if found is None:
+        plan = self._plans.get(block)
+        if plan is None:
             slots = self._permutation(block)(np.arange(self.block))
             dataset = np.searchsorted(np.cumsum(self.shares), slots, "right")
             rank = np.empty(self.block, np.int64)
             rank[np.argsort(dataset, kind="stable")] = np.concatenate([np.arange(share) for share in self.shares])
-            found = dataset, rank
-            self._plans = _latest_two(self._plans, block, found)
-        return found
+            plan = dataset, rank
+            self._plans = _latest_two(self._plans, block, plan)
+        return plan
 
 
 class _Permutations:
@@ -70,22 +70,22 @@ class _Permutations:
 
     def __init__(self, count: int, key: str) -> None:
         self._count, self._key = count, key
-        self._found: dict[int, Permutation] = {}
+        self._permutations: dict[int, Permutation] = {}
 
     def __call__(self, number: int) -> Permutation:
-        found = self._found.get(number)
-        if found is None:
-            found = Permutation(self._count, f"{self._key}\0{number}".encode())
-            self._found = _latest_two(self._found, number, found)
-        return found
+        permutation = self._permutations.get(number)
+        if permutation is None:
+            permutation = Permutation(self._count, f"{self._key}\0{number}".encode())
+            self._permutations = _latest_two(self._permutations, number, permutation)
+        return permutation
 
 
-def _latest_two(old: Mapping[int, T], number: int, found: T) -> dict[int, T]:
+def _latest_two(old: Mapping[int, T], number: int, value: T) -> dict[int, T]:
     """Return the last two entries in a new mapping.
 
     Two, because a batch is in one block or in two; new, because other threads read the old one.
     """
-    return {**dict(list(old.items())[-1:]), number: found}
+    return {**dict(list(old.items())[-1:]), number: value}
 
 
 def _grouped(groups: np.ndarray, function: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:

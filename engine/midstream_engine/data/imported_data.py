@@ -12,7 +12,7 @@ from midstream_engine.data.neox_dataset import NeoxExamples
 from midstream_engine.data.token_cache import check_sizes
 
 
-class Imported:
+class ImportedData:
     """Open data of another trainer."""
 
     local = True
@@ -28,7 +28,7 @@ class Imported:
         self.examples = examples
 
 
-def open_imported(directory: str, manifest: DataManifest) -> Imported:
+def open_imported(directory: str, manifest: DataManifest) -> ImportedData:
     """Open the imported data in ``directory``.
 
     Raises:
@@ -38,7 +38,7 @@ def open_imported(directory: str, manifest: DataManifest) -> Imported:
         raise DataError(f"{directory}/{records.MANIFEST}: not imported data of version {VERSION}")
     check_sizes(directory, manifest["objects"])
     if manifest["kind"] == "neox":
-        return Imported(directory, manifest, NeoxExamples(directory, manifest))
+        return ImportedData(directory, manifest, NeoxExamples(directory, manifest))
     if manifest["kind"] == "levanter":
-        return Imported(directory, manifest, LevanterExamples(directory, manifest))
+        return ImportedData(directory, manifest, LevanterExamples(directory, manifest))
     raise DataError(f"{directory}/{records.MANIFEST}: imported data of kind {manifest['kind']!r} is not known")

@@ -41,7 +41,7 @@ _CHECKED_TOKENS = 4 << 20  # tokens that are checked at a time
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenFolder:
     """A folder with a jagged array of tokens."""
 
     folder: str
@@ -54,7 +54,7 @@ class LevanterCache:
     """A finished cache of Levanter's."""
 
     directory: str
-    pieces: list[Piece]
+    pieces: list[TokenFolder]
     index: bytes  # content of shard_ledger.json
 
     @property
@@ -69,15 +69,15 @@ class LevanterCache:
 
     def end_token(self) -> int | None:
         """Return the token that all documents end with, None if they differ."""
-        found: set[int] = set()
+        tokens: set[int] = set()
         for piece in self.pieces:
             count = min(piece.documents, _SAMPLED_DOCUMENTS)
             ends = np.asarray(_open(f"{piece.folder}/{FIELD}/offsets")[1 : count + 1].read().result())
             data = _open(f"{piece.folder}/{FIELD}/data")
-            found.update(int(data[int(end) - 1].read().result()) for end in ends if end)
-            if len(found) > 1:
+            tokens.update(int(data[int(end) - 1].read().result()) for end in ends if end)
+            if len(tokens) > 1:
                 return None
-        return found.pop() if found else None
+        return tokens.pop() if tokens else None
 
     def check_ids(self, name: str, vocabulary: int, seq_len: int) -> None:
         """Read all tokens, and check that each is in the vocabulary.
@@ -130,7 +130,7 @@ def open_cache(directory: str) -> LevanterCache:
         folder = directory if shard == "." else f"{directory}/{os.path.normpath(shard)}"
         offsets = _open(f"{folder}/{FIELD}/offsets")
         documents = int(offsets[0].read().result())
-        pieces.append(Piece(folder, documents, int(offsets[documents].read().result()) if documents else 0))
+        pieces.append(TokenFolder(folder, documents, int(offsets[documents].read().result()) if documents else 0))
     cache = LevanterCache(directory, pieces, text)
     if cache.documents != index.get("total_num_rows"):
         raise DataError(f"{path}: has {index.get('total_num_rows')} documents, but the arrays have {cache.documents}")

@@ -40,10 +40,10 @@ def feistel(length: int, key: np.ndarray) -> Order:
 
     def order(place: int) -> int:
         for _ in range(_WALKS):
-            left, right = place >> right_bits, place & mask
+            high, right = place >> right_bits, place & mask
             for one in keys:
-                left, right = right, left ^ ((right * 2654435761 + one) & mask)
-            place = (left << right_bits) | right
+                high, right = right, high ^ ((right * 2654435761 + one) & mask)
+            place = (high << right_bits) | right
             if place < length:
                 return place
         raise DataError(f"Levanter's permutation of {length} examples does not end")
@@ -108,7 +108,7 @@ def _blocks(length: int, block: int, window: int, make: Callable[[int, np.ndarra
     def layout(number: int) -> tuple[list[int], Order]:
         """The full blocks of a window, and the permutation of their examples."""
         end = min((number + 1) * window, total)
-        full = [placed(one) for one in range(number * window, min(end, blocks))]
+        full = [placed(block) for block in range(number * window, min(end, blocks))]
         size = len(full) * block
         return full, make(size, threefry.fold_in(full_key, number)) if size > 1 else (lambda place: place)
 
@@ -161,7 +161,7 @@ class LevanterMixture:
         """Return each position's dataset and rank in that dataset, two int64 [block]."""
         share = self._shares[self._stage(block)]
         datasets = np.repeat(np.arange(len(share)), share)
-        ranks = np.concatenate([np.arange(one) for one in share])
+        ranks = np.concatenate([np.arange(count) for count in share])
         order = threefry.permutation(threefry.fold_in(self._key, block), self._block)
         return datasets[order], ranks[order]
 

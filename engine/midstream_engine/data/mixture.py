@@ -21,7 +21,7 @@ from midstream_engine.data import packing
 from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.examples import Examples, Packed, Stretches
-from midstream_engine.data.imported_data import Imported, open_imported
+from midstream_engine.data.imported_data import ImportedData, open_imported
 from midstream_engine.data.imported_files import FORMAT as IMPORTED
 from midstream_engine.data.token_cache import ObjectWriter, TokenCache, building, check_sizes, commit
 
@@ -73,14 +73,14 @@ def open_mixture(directory: str, manifest: DataManifest) -> Mixture:
     check_sizes(directory, manifest["objects"])
     length = manifest["pack"]["seq_len"] if manifest["pack"] else None
     datasets = []
-    for part in manifest["datasets"]:
-        cache = TokenCache(os.path.join(directory, part["digest"]))
+    for dataset in manifest["datasets"]:
+        cache = TokenCache(os.path.join(directory, dataset["digest"]))
         packed = None if length is None else Packed(cache, packing.read(cache.directory), length)
-        datasets.append(MixtureDataset(part["name"], part["share"], cache, packed))
+        datasets.append(MixtureDataset(dataset["name"], dataset["share"], cache, packed))
     return Mixture(directory, manifest, datasets)
 
 
-def open_data(directory: str) -> TokenCache | Mixture | Imported:
+def open_data(directory: str) -> TokenCache | Mixture | ImportedData:
     """Open a directory of tokens of any format.
 
     Raises:
@@ -95,13 +95,13 @@ def open_data(directory: str) -> TokenCache | Mixture | Imported:
     return open_mixture(directory, manifest) if manifest.get("format") == FORMAT else TokenCache(directory)
 
 
-def datasets_of(data: TokenCache | Mixture | Imported, seq_len: int) -> tuple[list[tuple[str, int, Examples]], int]:
+def datasets_of(data: TokenCache | Mixture | ImportedData, seq_len: int) -> tuple[list[tuple[str, int, Examples]], int]:
     """Return (name, share of a block, examples) of each dataset, and the block's size.
 
     Raises:
         DataError: The data is packed for another length.
     """
-    if isinstance(data, Imported):
+    if isinstance(data, ImportedData):
         return [("", 1, data.examples)], 1
     if isinstance(data, TokenCache):
         return [("", 1, Stretches(data, seq_len))], 1
@@ -170,22 +170,22 @@ def _describe(
 
 def _gathered(caches: Mapping[str, TokenCache], manifest: DataManifest, pack: int | None) -> Mixture:
     datasets = []
-    for part in manifest["datasets"]:
-        cache = caches[part["name"]]
+    for dataset in manifest["datasets"]:
+        cache = caches[dataset["name"]]
         packed = None if pack is None else Packed(cache, packing.pack(cache.offsets(), pack), pack)
-        datasets.append(MixtureDataset(part["name"], part["share"], cache, packed))
+        datasets.append(MixtureDataset(dataset["name"], dataset["share"], cache, packed))
     return Mixture(", ".join(dataset.cache.directory for dataset in datasets), manifest, datasets)
 
 
 def check_same_order(
-    data: TokenCache | Mixture | Imported, shares: Mapping[str, int], block: int, pack: int | None
+    data: TokenCache | Mixture | ImportedData, shares: Mapping[str, int], block: int, pack: int | None
 ) -> None:
     """Check that the configuration has the proportions and packing of the run's data.
 
     Raises:
         DataError: The configuration has other proportions or packing.
     """
-    if isinstance(data, Imported):
+    if isinstance(data, ImportedData):
         return  # its order is its own
     if isinstance(data, TokenCache):
         theirs: dict[str, int] = {"": 1}

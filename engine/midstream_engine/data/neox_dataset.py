@@ -30,7 +30,7 @@ _BLEND = "blend.bin"
 _CHECKED_TOKENS = 4 << 20  # tokens that are checked at a time
 
 
-class Documents:
+class NeoxDocuments:
     """A ``.bin`` and ``.idx`` pair, mapped."""
 
     def __init__(self, bin_path: str, idx_path: str) -> None:
@@ -86,7 +86,7 @@ class Samples:
     """One dataset in NeoX's order."""
 
     def __init__(
-        self, documents: Documents, doc_idx: np.ndarray, sample_idx: np.ndarray, shuffle_idx: np.ndarray
+        self, documents: NeoxDocuments, doc_idx: np.ndarray, sample_idx: np.ndarray, shuffle_idx: np.ndarray
     ) -> None:
         self._documents, self._doc, self._sample, self._shuffle = documents, doc_idx, sample_idx, shuffle_idx
 
@@ -154,9 +154,9 @@ _STRIDE = 4096
 
 
 def _open(directory: str, name: str) -> Samples:
-    documents = Documents(*(os.path.join(directory, f"{name}.{end}") for end in ("bin", "idx")))
+    documents = NeoxDocuments(*(os.path.join(directory, f"{name}.{end}") for end in ("bin", "idx")))
     maps = [np.load(os.path.join(directory, f"{name}.{kind}.npy"), mmap_mode="r") for kind in MAPS]
-    return Samples(documents, *(np.asarray(one) for one in maps))
+    return Samples(documents, *(np.asarray(array) for array in maps))
 
 
 def import_neox(
@@ -194,16 +194,16 @@ def import_neox(
     files: dict[str, str | bytes] = {**(beside or {})}
     tokens = documents = 0
     for number, prefix in enumerate(prefixes):
-        wanted = samples if split else math.ceil(samples * float(shares[number]) * 1.005)
+        needed = samples if split else math.ceil(samples * float(shares[number]) * 1.005)
         name = "train" if split else f"train_{number}"
-        found = _maps(f"{prefix}_{name}_indexmap_{wanted}ns_{seq_len}sl_{seed}s")
-        for kind, path in zip(MAPS, found, strict=True):
+        maps = _maps(f"{prefix}_{name}_indexmap_{needed}ns_{seq_len}sl_{seed}s")
+        for kind, path in zip(MAPS, maps, strict=True):
             files[f"{number}.{kind}.npy"] = path
         for end in ("bin", "idx"):
             files[f"{number}.{end}"] = f"{prefix}.{end}"
             if not os.path.isfile(f"{prefix}.{end}"):
                 raise DataError(f"{prefix}.{end}: no such file (hint: --data names the dataset's present path)")
-        held = Documents(f"{prefix}.bin", f"{prefix}.idx")
+        held = NeoxDocuments(f"{prefix}.bin", f"{prefix}.idx")
         if vocabulary is not None:
             held.check_ids(f"{prefix}.bin", vocabulary)
         tokens, documents = tokens + held.tokens, documents + len(held.sizes)
@@ -237,12 +237,12 @@ def blend(weights: np.ndarray, count: int) -> np.ndarray:
 
     Each sample comes from the dataset that is furthest behind its weight (float64, sum 1), the first of equals.
     """
-    found = bytearray(count)
+    order = bytearray(count)
     shares, taken = weights.tolist(), [0] * len(weights)
     for number in range(count):
         at = float(max(number, 1))
         behind = [share * at - have for share, have in zip(shares, taken, strict=True)]
         chosen = behind.index(max(behind))
-        found[number] = chosen
+        order[number] = chosen
         taken[chosen] += 1
-    return np.frombuffer(bytes(found), np.uint8)
+    return np.frombuffer(bytes(order), np.uint8)

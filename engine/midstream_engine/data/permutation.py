@@ -37,10 +37,10 @@ class Permutation:
         return result.astype(np.int64)
 
     def _network(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._half, values & self._mask
+        high, right = values >> self._half, values & self._mask
         for key in self._keys:
-            left, right = right, left ^ (_mix(right, key) & self._mask)
-        return np.atleast_1d((left << self._half) | right)
+            high, right = right, high ^ (_mix(right, key) & self._mask)
+        return np.atleast_1d((high << self._half) | right)
 
 
 def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:

@@ -15,7 +15,7 @@ from midstream_engine.data import mixture, token_cache
 from midstream_engine.data.batches import Validation
 from midstream_engine.data.cache_directory import CacheDirectory, data_root, request_of
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.imported_files import SCHEME as IMPORTED
 from midstream_engine.data.imported_files import link_imported, tokenizer_path
 from midstream_engine.data.mixture import Mixture
@@ -31,7 +31,7 @@ _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try thing
 
 def open_training(
     root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, wanted: str | None = None
-) -> TokenCache | Mixture | Imported:
+) -> TokenCache | Mixture | ImportedData:
     """Open the training data: tokens of one dataset, a mixture, or packed documents.
 
     Documents are packed into ``seq_len``.
@@ -60,15 +60,15 @@ def open_training(
             raise _other_content(directory, wanted, digest)
         wanted = digest
     if wanted is not None and os.path.exists(os.path.join(directory, wanted, records.MANIFEST)):
-        found = mixture.open_data(os.path.join(directory, wanted))
-        mixture.check_same_order(found, counts, block, pack)
-        _check_tokenizer(found, tokenizer)
-        return found
+        data = mixture.open_data(os.path.join(directory, wanted))
+        mixture.check_same_order(data, counts, block, pack)
+        _check_tokenizer(data, tokenizer)
+        return data
     plain = len(counts) == 1 and pack is None
     wanted_cache = wanted if plain else None
     opened = {
         name: open_cache(
-            root, training_urls(parts[name]), dataset_config(config, parts[name]), tokenizer, wanted=wanted_cache
+            root, training_urls(parts[name]), dataset_config(config, parts[name]), tokenizer, digest=wanted_cache
         )
         for name in counts
     }
@@ -81,13 +81,13 @@ def open_training(
 
 
 def open_validation(
-    root: str, config: DataConfig, tokenizer: Tokenizer, known: Mapping[str, Mapping[str, str]] | None = None
+    root: str, config: DataConfig, tokenizer: Tokenizer, digests: Mapping[str, Mapping[str, str]] | None = None
 ) -> Validation | None:
     """Open the validation sets by name; None if there are none.
 
     The name of a single dataset is empty.
 
-    ``known`` is a checkpoint's record of the run's sets (``Validation.to_json``). If the configuration still requests
+    ``digests`` is a checkpoint's record of the run's sets (``Validation.to_json``). If the configuration still requests
     the same text and this host has that cache, it is used, even if the URLs have changed or are unreachable.
     """
     sets, requests = {}, {}
@@ -97,7 +97,7 @@ def open_validation(
             continue
         dataset = dataset_config(config, part)
         requests[name] = request_of(urls, dataset, tokenizer)
-        before = (known or {}).get(name, {})
+        before = (digests or {}).get(name, {})
         directory = os.path.join(data_root(root), before.get("digest", ""))
         if before.get("request") == requests[name] and os.path.exists(os.path.join(directory, records.MANIFEST)):
             sets[name] = TokenCache(directory)
@@ -109,19 +109,22 @@ def open_validation(
     return Validation(sets, requests) if sets else None
 
 
-def training_urls(part: SourceConfig) -> list[str]:
+def training_urls(dataset: SourceConfig) -> list[str]:
     """Return the URLs of a dataset's training text."""
-    return [*part.train_urls, *([hugging_face_hub.dataset_url(part.id, part.name, "train")] if part.id else [])]
+    return [
+        *dataset.train_urls,
+        *([hugging_face_hub.dataset_url(dataset.id, dataset.name, "train")] if dataset.id else []),
+    ]
 
 
-def validation_urls(part: SourceConfig) -> list[str]:
+def validation_urls(dataset: SourceConfig) -> list[str]:
     """Return the URLs of its validation text.
 
     Given URLs replace a Hugging Face dataset's validation split.
     """
-    if part.validation_urls or part.id is None:
-        return part.validation_urls
-    return [hugging_face_hub.dataset_url(part.id, part.name, "validation")]
+    if dataset.validation_urls or dataset.id is None:
+        return dataset.validation_urls
+    return [hugging_face_hub.dataset_url(dataset.id, dataset.name, "validation")]
 
 
 def open_cache(
@@ -130,7 +133,7 @@ def open_cache(
     config: DataConfig,
     tokenizer: Tokenizer,
     *,
-    wanted: str | None = None,
+    digest: str | None = None,
     unit_bytes: int = units.UNIT_BYTES,
     object_bytes: int = token_cache.OBJECT_BYTES,
 ) -> TokenCache:
@@ -146,37 +149,37 @@ def open_cache(
         urls: The text.
         config: ``data`` of the configuration, for one dataset.
         tokenizer: Tokenizer of the run.
-        wanted: Digest from a checkpoint. A cache of that digest is used, even if the URLs have changed; without one,
+        digest: Digest from a checkpoint. A cache of that digest is used, even if the URLs have changed; without one,
             the URLs must still have exactly that content.
         unit_bytes: See :func:`units.cut`.
         object_bytes: Bytes of an object of the cache.
 
     Raises:
-        DataError: The text cannot be read, or is not that of ``wanted``.
+        DataError: The text cannot be read, or is not that of ``digest``.
     """
     caches = CacheDirectory(root, config)
-    if wanted is not None and (found := caches.find(wanted)) is not None:
-        _check_tokenizer(found, tokenizer)
-        return found
+    if digest is not None and (cache := caches.find(digest)) is not None:
+        _check_tokenizer(cache, tokenizer)
+        return cache
     if not urls:
         raise DataError(_NOTHING)
     url_request = request_of(urls, config, tokenizer)
     try:
         listed = list_sources.list_sources(urls)
     except DataError as error:
-        found = caches.find_remote_request(url_request, wanted)
-        if found is None:
+        cache = caches.find_remote_request(url_request, digest)
+        if cache is None:
             raise
-        log.info("%s; using the cache of the same URLs: %s", error, found.directory)
-        return found
+        log.info("%s; using the cache of the same URLs: %s", error, cache.directory)
+        return cache
     request = request_of([dataclasses.astuple(source) for source in listed], config, tokenizer)
-    found = caches.find_request(request, wanted)
-    if found is not None:
-        return caches.share(found, [request, url_request])
+    cache = caches.find_request(request, digest)
+    if cache is not None:
+        return caches.share(cache, [request, url_request])
     with tokenizing_directory(caches.path, f"{request}-{unit_bytes}") as directory:
-        found = caches.find_request(request, wanted)  # from the process that this one waited for
-        if found is not None:
-            return caches.share(found, [request, url_request])
+        cache = caches.find_request(request, digest)  # from the process that this one waited for
+        if cache is not None:
+            return caches.share(cache, [request, url_request])
         began = time.monotonic()
         task = tokenize_units.Task(
             directory, tokenizer, tokenizer_path(config.given_tokenizer, root), config.eos_token, config.text_key,
@@ -190,20 +193,20 @@ def open_cache(
             built.documents, built.tokens, time.monotonic() - began, built.directory,
         )  # fmt: skip
         caches.remember(built, request)
-    if wanted is not None and built.digest != wanted:
-        raise _other_content(caches.path, wanted, built.digest)
+    if digest is not None and built.digest != digest:
+        raise _other_content(caches.path, digest, built.digest)
     return caches.share(built, [request, url_request])
 
 
-def dataset_config(config: DataConfig, part: SourceConfig) -> DataConfig:
-    """Return a dataset's configuration: the tokenizer of ``config``, text of ``part``."""
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(SourceConfig)}
+def dataset_config(config: DataConfig, dataset: SourceConfig) -> DataConfig:
+    """Return a configuration: the tokenizer of ``config``, the text of ``dataset``."""
+    fields = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(SourceConfig)}
     return dataclasses.replace(config, **fields, configs={}, train_weights={})
 
 
-def _check_tokenizer(found: TokenCache | Mixture | Imported, tokenizer: Tokenizer) -> None:
-    if found.tokenizer != tokenizer.id:
-        raise DataError(f"data.tokenizer: {tokenizer.id} is not the run's, which is {found.tokenizer}")
+def _check_tokenizer(data: TokenCache | Mixture | ImportedData, tokenizer: Tokenizer) -> None:
+    if data.tokenizer != tokenizer.id:
+        raise DataError(f"data.tokenizer: {tokenizer.id} is not the run's, which is {data.tokenizer}")
 
 
 def _other_content(directory: str, wanted: str, digest: str) -> DataError:

@@ -22,7 +22,7 @@ from midstream_engine.data.block_cache import BlockCache
 from midstream_engine.data.data_manifest import DataManifest
 from midstream_engine.data.errors import DataError, SourceNotFoundError
 from midstream_engine.data.sources import bucket, http
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import SourceFile
 from midstream_engine.data.token_cache import CacheObjects, TokenCache
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Server(Protocol):
         ...
 
 
-class Bucket:
+class BucketServer:
     """A bucket."""
 
     writable = True
@@ -70,11 +70,11 @@ class Bucket:
     @contextmanager
     def open(self, url: str, size: int) -> Iterator[IO[bytes]]:
         """Context manager: a large object as a file."""
-        with bucket.open_object(Source(url, "", size, "")) as file:
+        with bucket.open_object(SourceFile(url, "", size, "")) as file:
             yield file
 
 
-class Web:
+class FileServer:
     """A file server."""
 
     writable = False
@@ -83,7 +83,7 @@ class Web:
     @contextmanager
     def open(self, url: str, size: int) -> Iterator[IO[bytes]]:
         """Context manager: a large object as a file."""
-        with http.open_stream(Source(url, "", size, "")) as file:
+        with http.open_stream(SourceFile(url, "", size, "")) as file:
             yield file
 
     def create(self, url: str, path: str, sha256: str) -> None:
@@ -103,7 +103,7 @@ class RemoteCache:
     def __init__(self, url: str, blocks: BlockCache) -> None:
         self.url = url.rstrip("/")
         self.blocks = blocks
-        self.server: Server = Bucket() if urls.in_bucket(url) else Web()
+        self.server: Server = BucketServer() if urls.in_bucket(url) else FileServer()
 
     def digest_of(self, request: str) -> str | None:
         """Return the digest of the cache built for ``request``, None if there is none."""

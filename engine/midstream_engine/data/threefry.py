@@ -47,11 +47,11 @@ def permutation(key: np.ndarray, count: int) -> np.ndarray:
 
     Elements are sorted by random keys, often enough that equal keys do not matter.
     """
-    found = np.arange(count)
+    order = np.arange(count)
     for _ in range(math.ceil(3 * math.log(max(1, count)) / math.log(2**32 - 1))):
         key, drawn = split(key)
-        found = found[np.argsort(bits(drawn, count), kind="stable")]
-    return found
+        order = order[np.argsort(bits(drawn, count), kind="stable")]
+    return order
 
 
 def _counts(count: int) -> tuple[np.ndarray, np.ndarray]:

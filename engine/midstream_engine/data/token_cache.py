@@ -150,8 +150,8 @@ class TokenCache:
         """
         if self._blocks is None and len(starts):
             first, last = (np.searchsorted(self._starts, starts + more, "right") - 1 for more in (0, count - 1))
-            wanted = np.unique(np.concatenate([first, last]))
-            self._objects.prefetch([self._entries[number] for number in wanted if number < len(self._entries)])
+            numbers = np.unique(np.concatenate([first, last]))
+            self._objects.prefetch([self._entries[number] for number in numbers if number < len(self._entries)])
 
     def _block(self, number: int) -> np.ndarray:
         if self._blocks is not None:

@@ -18,12 +18,12 @@ from midstream_core.restricted_pickle import Global
 from midstream_core.torch_members import Member, members_of
 from midstream_engine.interop import machine
 from midstream_engine.interop.calls import STORAGES, Storage
-from midstream_engine.interop.crc import Parts
+from midstream_engine.interop.crc import MemberParts
 from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.foreign_values import TorchValue
 
-_LARGEST_PICKLE = 1 << 30  # bytes: everything but tensors is small
+_MAX_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
 SMALL = 1 << 20  # bytes of a storage that is always read completely
 
@@ -66,7 +66,7 @@ class TorchFile:
         for storage in self._storages.values():
             storage.verify()
 
-    def stretch(self, member: Member, parts: Parts, name: str, start: int, end: int) -> np.ndarray | None:
+    def stretch(self, member: Member, parts: MemberParts, name: str, start: int, end: int) -> np.ndarray | None:
         """Return bytes [start, end) of a member in memory of their own (uint8).
 
         None if an overlapping part was read before: their CRCs cannot be combined to that of the member.
@@ -131,7 +131,7 @@ class TorchFile:
             if default is None:
                 raise self._rejected(f"has no {name}")
             return default
-        if member.size > _LARGEST_PICKLE:
+        if member.size > _MAX_PICKLE:
             raise self._rejected(f"{name} has {member.size} bytes")
         return self.member(member, name).tobytes()
 
@@ -146,24 +146,24 @@ class TorchFile:
         if kind.module != "torch" or kind.name not in STORAGES or type(name) is not str or type(count) is not int:
             raise PickleRejectedError(f"a storage of kind {kind.module}.{kind.name}"[:200])
         dtype = STORAGES[kind.name]
-        found = self._storages.get(name)
-        if found is None:
+        storage = self._storages.get(name)
+        if storage is None:
             member = self._members.get(f"{self._prefix}data/{name}")
             if member is None:
                 raise PickleRejectedError(f"the storage {name!r} is missing"[:200])
             if count < 0 or member.size != count * dtype.itemsize:
                 raise PickleRejectedError(f"the storage {name!r} has {member.size} bytes, not {count} elements"[:200])
-            found = self._storages[name] = _FileStorage(self, member, f"data/{name}", dtype, count)
-        if found.dtype != dtype or found.size != count:
+            storage = self._storages[name] = _FileStorage(self, member, f"data/{name}", dtype, count)
+        if storage.dtype != dtype or storage.size != count:
             raise PickleRejectedError(f"the storage {name!r} is described in two ways"[:200])
-        return found
+        return storage
 
 
 class _FileStorage(Storage):
     def __init__(self, file: TorchFile, member: Member, name: str, dtype: np.dtype, size: int) -> None:
         self.dtype, self.size = dtype, size
         self._file, self._member, self._name = file, member, name
-        self._lock, self._row, self._parts = threading.Lock(), None, Parts(member.size)
+        self._lock, self._row, self._parts = threading.Lock(), None, MemberParts(member.size)
 
     def read(self) -> np.ndarray:
         """Return the complete storage; see :class:`Storage`."""

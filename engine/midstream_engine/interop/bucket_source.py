@@ -50,15 +50,15 @@ def fetch(url: str, directory: str, config: str = "", show: Show = lambda *_: No
         chosen = _chosen(client, prefix, url)
         if not config and "metadata.json" in {path.rpartition("/")[2] for path in chosen}:
             chosen.update(_parent_configs(client, prefix))
-        paths = {each.path: _place(directory, prefix, relative, url) for relative, each in chosen.items()}
+        paths = {entry.path: _place(directory, prefix, relative, url) for relative, entry in chosen.items()}
         objects = list(chosen.values())
         if config:
-            found = _named(client, root, config)
-            paths[found.path] = os.path.join(directory, "config", posixpath.basename(found.path))
-            objects.append(found)
+            config_object = _named(client, root, config)
+            paths[config_object.path] = os.path.join(directory, "config", posixpath.basename(config_object.path))
+            objects.append(config_object)
         _copy(client, objects, paths, directory, show)
-        for each in objects:
-            _check_last_line(paths[each.path], f"{root}/{each.path}")
+        for entry in objects:
+            _check_last_line(paths[entry.path], f"{root}/{entry.path}")
     except StoreError as error:
         raise EngineError(error.with_hint()) from error
     except FileNotFoundError as error:
@@ -69,58 +69,60 @@ def fetch(url: str, directory: str, config: str = "", show: Show = lambda *_: No
 def _chosen(client: BucketClient, prefix: str, url: str) -> dict[str, StoredObject]:
     """Return the objects of one checkpoint, by path relative to ``prefix``."""
     start = f"{prefix}/" if prefix else ""
-    found = {path[len(start) :]: each for path, each in client.entries(start).items() if not path.endswith("/")}
-    if not found:
+    objects_of_run = {
+        path[len(start) :]: entry for path, entry in client.entries(start).items() if not path.endswith("/")
+    }
+    if not objects_of_run:
         raise EngineError(f"{url}: no such directory in the bucket")
-    folders = {path.split("/")[0] for path in found if "/" in path}
-    steps = {each for each in folders if _STEP.fullmatch(each)}
-    if "latest" in found and steps:
+    folders = {path.split("/")[0] for path in objects_of_run if "/" in path}
+    steps = {folder for folder in folders if _STEP.fullmatch(folder)}
+    if "latest" in objects_of_run and steps:
         try:
             newest = named_folder(client.get(start + "latest")[0].decode(errors="replace"), folders)
         except ValueError as error:
             raise EngineError(f"{url}/{error}") from None
     else:
-        complete = [each for each in steps if f"{each}/metadata.json" in found]
-        if "metadata.json" in found or not complete:
-            return found
+        complete = [step for step in steps if f"{step}/metadata.json" in objects_of_run]
+        if "metadata.json" in objects_of_run or not complete:
+            return objects_of_run
         try:
-            newest = _newest(client, start, complete, found)
+            newest = _newest(client, start, complete, objects_of_run)
         except ValueError as error:
             raise EngineError(f"{url}/{error}") from None
-    return {path: each for path, each in found.items() if path.split("/")[0] not in steps - {newest}}
+    return {path: entry for path, entry in objects_of_run.items() if path.split("/")[0] not in steps - {newest}}
 
 
-def _newest(client: BucketClient, start: str, complete: list[str], found: dict[str, StoredObject]) -> str:
+def _newest(client: BucketClient, start: str, complete: list[str], objects_of_run: dict[str, StoredObject]) -> str:
     """Return the newest of a run's checkpoints, as its release chooses it."""
     listed = [
         levanter_checkpoints.described(
-            each,
-            client.get(f"{start}{each}/{levanter_checkpoints.METADATA}")[0].decode(errors="replace"),
-            by_time=f"{each}/{levanter_checkpoints.OCDBT}" not in found,
+            folder,
+            client.get(f"{start}{folder}/{levanter_checkpoints.METADATA}")[0].decode(errors="replace"),
+            by_time=f"{folder}/{levanter_checkpoints.OCDBT}" not in objects_of_run,
         )
-        for each in complete
+        for folder in complete
     ]
-    newest = levanter_checkpoints.newest([each for each in listed if each is not None])
+    newest = levanter_checkpoints.newest([checkpoint for checkpoint in listed if checkpoint is not None])
     return newest.path if newest is not None else ""
 
 
 def _parent_configs(client: BucketClient, prefix: str) -> dict[str, StoredObject]:
-    found: dict[str, StoredObject] = {}
+    configs: dict[str, StoredObject] = {}
     for relative in PARENT_CONFIGS:
         path = posixpath.normpath(posixpath.join(prefix, relative))
         if not path.startswith(".") and (there := client.look(path)) is not None:
-            found[relative] = there
-    return found
+            configs[relative] = there
+    return configs
 
 
 def _named(client: BucketClient, root: str, config: str) -> StoredObject:
     """Return the object of a configuration that was named."""
     if not config.startswith(f"{root}/"):
         raise EngineError(f"--config {config}: not in the checkpoint's bucket (hint: copy it beside the checkpoint)")
-    found = client.look(config[len(root) + 1 :])
-    if found is None:
+    entry = client.look(config[len(root) + 1 :])
+    if entry is None:
         raise EngineError(f"--config {config}: no such object")
-    return found
+    return entry
 
 
 def _place(directory: str, prefix: str, relative: str, url: str) -> str:
@@ -154,27 +156,29 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
     os.makedirs(directory, exist_ok=True)
     record = os.path.join(directory, FETCHED)
     arrived = _arrived(record)
-    total = sum(each.size for each in objects)
-    left = [each for each in objects if arrived.get(each.path) != each.version or not os.path.isfile(paths[each.path])]
-    needed, free = sum(each.size for each in left), shutil.disk_usage(directory).free
+    total = sum(entry.size for entry in objects)
+    missing = [
+        entry for entry in objects if arrived.get(entry.path) != entry.version or not os.path.isfile(paths[entry.path])
+    ]
+    needed, free = sum(entry.size for entry in missing), shutil.disk_usage(directory).free
     if needed > free:
         raise EngineError(f"{directory}: {needed:,} bytes are needed for the copy, {free:,} are free")
     done, lock = total - needed, threading.Lock()
 
-    def one(each: StoredObject) -> None:
+    def one(entry: StoredObject) -> None:
         nonlocal done
-        path = paths[each.path]
+        path = paths[entry.path]
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        _read(client, each, f"{path}.partial")
+        _read(client, entry, f"{path}.partial")
         os.replace(f"{path}.partial", path)
         with lock:
-            lines.write(json.dumps([each.path, each.version]) + "\n")
+            lines.write(json.dumps([entry.path, entry.version]) + "\n")
             lines.flush()
-            done += each.size
-            show(each.path, done, total)
+            done += entry.size
+            show(entry.path, done, total)
 
     with open(record, "a", encoding="utf-8") as lines, ThreadPoolExecutor(AT_ONCE) as pool:
-        for future in [pool.submit(one, each) for each in left]:
+        for future in [pool.submit(one, entry) for entry in missing]:
             try:
                 future.result()
             except BaseException:
@@ -182,7 +186,7 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
                 raise
 
 
-def _read(client: BucketClient, each: StoredObject, path: str) -> None:
+def _read(client: BucketClient, entry: StoredObject, path: str) -> None:
     """Copy an object to a file, and check its bytes.
 
     The bytes must have the checksum that the service reports. Without one, or with an ETag that is not their MD5, two
@@ -191,11 +195,11 @@ def _read(client: BucketClient, each: StoredObject, path: str) -> None:
     Raises:
         EngineError: The bytes are others each time.
     """
-    checksum, before = client.checksum(each), ""
+    checksum, before = client.checksum(entry), ""
     for _ in range(READS):
         comparison, digest = checksum.begin() if checksum else None, hashlib.sha256()
         with open(path, "wb") as file:
-            for data in _pieces(client, each):
+            for data in _pieces(client, entry):
                 digest.update(data)
                 if comparison is not None:
                     comparison.update(data)
@@ -209,19 +213,19 @@ def _read(client: BucketClient, each: StoredObject, path: str) -> None:
                 return
             before = digest.hexdigest()
     what = f"{checksum.algorithm} is another than the service says" if checksum and checksum.certain else "bytes differ"
-    raise EngineError(f"{client.url}/{each.path}: read {READS} times, its {what}")
+    raise EngineError(f"{client.url}/{entry.path}: read {READS} times, its {what}")
 
 
-def _pieces(client: BucketClient, each: StoredObject) -> Iterator[bytes]:
+def _pieces(client: BucketClient, entry: StoredObject) -> Iterator[bytes]:
     """Yield the bytes of an object.
 
     Raises EngineError where it is shorter than it was listed.
     """
     size = 0
-    while size < each.size:
-        data = client.read(each.path, size, min(CHUNK, each.size - size), each.version)
+    while size < entry.size:
+        data = client.read(entry.path, size, min(CHUNK, entry.size - size), entry.version)
         if not data:
-            raise EngineError(f"{client.url}/{each.path}: {size} bytes of {each.size} arrived")
+            raise EngineError(f"{client.url}/{entry.path}: {size} bytes of {entry.size} arrived")
         yield data
         size += len(data)
 
@@ -231,11 +235,11 @@ def _arrived(record: str) -> dict[str, str]:
 
     A line that was cut is left out.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     if os.path.exists(record):
         with open(record, encoding="utf-8") as file:
             for line in file:
                 if line.endswith("\n"):
                     path, version = json.loads(line)
-                    found[path] = version
-    return found
+                    versions[path] = version
+    return versions

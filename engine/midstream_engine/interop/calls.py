@@ -25,7 +25,7 @@ STORAGES = {
     "ShortStorage": np.dtype("<i2"), "CharStorage": np.dtype("i1"), "ByteStorage": np.dtype("u1"),
     "BoolStorage": np.dtype("?"),
 }  # fmt: skip
-_MOST_DIMENSIONS = 16
+_MAX_DIMENSIONS = 16
 
 
 class Storage:
@@ -118,7 +118,7 @@ def _tensor(storage: object, offset: object, shape: TorchValue, stride: TorchVal
     if not isinstance(storage, Storage):
         raise ConversionError("broken pickle: a tensor without a storage")
     shape, stride = _sizes(shape), _sizes(stride)
-    if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > _MOST_DIMENSIONS:
+    if type(offset) is not int or offset < 0 or len(shape) != len(stride) or len(shape) > _MAX_DIMENSIONS:
         raise ConversionError("broken pickle: a tensor that makes no sense")
     last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     if math.prod(shape) and last >= storage.size:
@@ -133,7 +133,7 @@ def _parameter(tensor: object, *_: object) -> Tensor:
 
 
 def _sizes(values: Sequence[TorchValue]) -> tuple[int, ...]:
-    if type(values) not in (tuple, list) or any(type(one) is not int or one < 0 for one in values):
+    if type(values) not in (tuple, list) or any(type(size) is not int or size < 0 for size in values):
         raise ConversionError("broken pickle: a shape of what are no sizes")
     return tuple(values)
 

@@ -100,11 +100,11 @@ class ChunkWriter:
         for slab in slabs(box, BLOCK // self._dtype.itemsize):
             filled = waiting + volume(slab) * self._dtype.itemsize
             out = buffer[waiting:filled].view(self._dtype).reshape(extent(slab))
-            found = gather(slab, pieces, out)
-            if found is None:
+            values = gather(slab, pieces, out)
+            if values is None:
                 raise CheckpointError(f"{self._name}: no piece has the part {list(slab)}")
-            if not np.may_share_memory(found, out):
-                copy_rows(out, found)
+            if not np.may_share_memory(values, out):
+                copy_rows(out, values)
             self._hasher.update(buffer[waiting:filled].data)
             ready = filled - filled % ALIGNMENT
             write_directly(descriptor, buffer[:ready].data, self._done)
@@ -129,7 +129,7 @@ def chunk_writers(store: ChunkStore, array: ImportedArray) -> list[ChunkWriter]:
 
 
 def _buffer() -> np.ndarray:
-    found: np.ndarray | None = getattr(_buffers, "memory", None)
-    if found is None:
-        found = _buffers.memory = pages(BLOCK + ALIGNMENT)
-    return found
+    buffer: np.ndarray | None = getattr(_buffers, "memory", None)
+    if buffer is None:
+        buffer = _buffers.memory = pages(BLOCK + ALIGNMENT)
+    return buffer

@@ -21,10 +21,10 @@ def _times(a: int, b: int) -> int:
 
 def _powers() -> list[int]:
     """Return x^(8 * 2^n), by which 2^n following bytes multiply a CRC."""
-    found = [1 << 23]
-    while len(found) < 64:
-        found.append(_times(found[-1], found[-1]))
-    return found
+    powers = [1 << 23]
+    while len(powers) < 64:
+        powers.append(_times(powers[-1], powers[-1]))
+    return powers
 
 
 _POWERS = _powers()
@@ -44,11 +44,11 @@ def combined(first: int, second: int, size: int) -> int:
     return first ^ second
 
 
-class Parts:
+class MemberParts:
     """The parts of a member that were read, and their CRCs."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._known = size, dict[int, tuple[int, int]]()  # by start: end, CRC
+        self._size, self._read = size, dict[int, tuple[int, int]]()  # by start: end, CRC
         self._lock = threading.Lock()
 
     def add(self, start: int, end: int, crc: int) -> bool | None:
@@ -57,18 +57,18 @@ class Parts:
         None: the part overlaps with another one.
         """
         with self._lock:
-            known = self._known.get(start)
-            if known is not None and known[0] == end:
-                return known[1] == crc
-            if any(begin < end and start < other for begin, (other, _) in self._known.items()):
+            before = self._read.get(start)
+            if before is not None and before[0] == end:
+                return before[1] == crc
+            if any(begin < end and start < other for begin, (other, _) in self._read.items()):
                 return None
-            self._known[start] = end, crc
+            self._read[start] = end, crc
             return True
 
     def gaps(self) -> Iterator[tuple[int, int]]:
         """Yield the parts that were not read, as (start, end)."""
         position = 0
-        for start, (end, _) in sorted(self._known.items()):
+        for start, (end, _) in sorted(self._read.items()):
             if position < start:
                 yield position, start
             position = end
@@ -78,6 +78,6 @@ class Parts:
     def combined(self) -> int:
         """Return the CRC of the member; there must be no gaps."""
         crc = 0
-        for start, (end, part) in sorted(self._known.items()):
+        for start, (end, part) in sorted(self._read.items()):
             crc = combined(crc, part, end - start)
         return crc

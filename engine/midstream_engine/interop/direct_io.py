@@ -29,10 +29,10 @@ class DirectFile:
         self._descriptor = open_directly(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
 
-    def read(self, start: int, size: int, each: Callable[[np.ndarray], None]) -> np.ndarray:
+    def read(self, start: int, size: int, take: Callable[[np.ndarray], None]) -> np.ndarray:
         """Return bytes [start, start + size) in memory of their own (uint8).
 
-        ``each`` is called with one part after the other, while the CPU's caches have it.
+        ``take`` is called with one part after the other, while the CPU's caches have it.
 
         Raises:
             EOFError: The file ends before.
@@ -46,7 +46,7 @@ class DirectFile:
             count = self._into(memory[position - begin : position - begin + length], position)
             if not count:
                 raise EOFError
-            each(memory[max(start, position) - begin : min(end, position + count) - begin])
+            take(memory[max(start, position) - begin : min(end, position + count) - begin])
             position += count
         return memory[start - begin : end - begin]
 

@@ -57,7 +57,7 @@ def check_finite(name: str, data: np.ndarray) -> None:
     if np.isfinite(total):
         return
     # A sum may overflow where no number does.
-    kinds = [kind for kind, found in (("NaN", np.isnan), ("infinity", np.isinf)) if found(data).any()]
+    kinds = [kind for kind, is_kind in (("NaN", np.isnan), ("infinity", np.isinf)) if is_kind(data).any()]
     if kinds:
         raise ConversionError(f"{name} has {' and '.join(kinds)}: a state that is not finite is not imported")
 

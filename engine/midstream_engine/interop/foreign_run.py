@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from midstream_core.json_types import JsonValue
+from midstream_core.records import RunPaths
 from midstream_engine.checkpoint.array_names import LogicalArray, flatten
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.checkpoint.dtypes import numpy_dtype
@@ -22,6 +23,15 @@ from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.models.random_keys import new_key, partitionable
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate
+
+
+@dataclass(frozen=True)
+class ImportedRunPaths(RunPaths):
+    """A run's layout in a directory without a root."""
+
+    @property
+    def dir(self) -> str:
+        return self.root
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,8 @@ def constant(array: LogicalArray, value: object) -> ImportedArray:
 
     def pieces(plane: int, read: None) -> list[Piece]:
         del plane, read
-        found = np.asarray(array.value) if value is None else np.asarray(value, numpy_dtype(array.dtype))
-        return [(full_box(array.shape), np.broadcast_to(found, array.shape))]
+        values = np.asarray(array.value) if value is None else np.asarray(value, numpy_dtype(array.dtype))
+        return [(full_box(array.shape), np.broadcast_to(values, array.shape))]
 
     return ImportedArray(array.name, array.axes, array.shape, array.dtype, pieces)
 

@@ -22,7 +22,7 @@ import yaml
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError
 from midstream_core.json_types import JsonValue
-from midstream_core.records import MANIFEST, Manifest, RunPaths, checkpoint_name, sync_directory, write_bytes
+from midstream_core.records import MANIFEST, Manifest, checkpoint_name, sync_directory, write_bytes
 from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.saving.commit import commit, manifest_text
@@ -33,7 +33,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported_files import SCHEME
 from midstream_engine.data.tokenize.tokenizer import IDS
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.foreign_run import ForeignRun
+from midstream_engine.interop.foreign_run import ForeignRun, ImportedRunPaths
 from midstream_engine.interop.streamed_import import Progress, write_state
 from midstream_engine.interop.tokenizer_files import carry
 
@@ -65,15 +65,6 @@ class ImportedRun:
     config: str
     notes: list[str]
     data_digest: str  # of its training data
-
-
-@dataclass(frozen=True)
-class _Folder(RunPaths):
-    """A run's layout in a directory without a root."""
-
-    @property
-    def dir(self) -> str:
-        return self.root
 
 
 def import_run(
@@ -124,7 +115,7 @@ def _import(
     config = from_mapping(mapping).config
     state = {**adopted.state, "data_digest": digest}
     provenance = {**adopted.provenance, "config": config.resolved()}
-    paths = _Folder(partial, os.path.basename(final) or "converted")
+    paths = ImportedRunPaths(partial, os.path.basename(final) or "converted")
     target = paths.checkpoint(checkpoint_name(adopted.step, 0))
     os.makedirs(paths.checkpoints, exist_ok=True)
     if os.path.exists(os.path.join(target, MANIFEST)):

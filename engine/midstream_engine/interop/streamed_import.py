@@ -183,7 +183,7 @@ def _families(store: ChunkStore, arrays: Sequence[ImportedArray]) -> list[_Famil
     large = [family for family in families if 2 * family.plane_size > most]
     rest = [family for family in families if 2 * family.plane_size <= most]
     rest.sort(key=lambda family: -family.plane_size * family.planes)
-    dealt = ([one, *rest[number :: len(large)]] for number, one in enumerate(large))
+    dealt = ([array, *rest[number :: len(large)]] for number, array in enumerate(large))
     return list(itertools.chain.from_iterable(dealt))
 
 
@@ -209,7 +209,7 @@ def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> No
     held = writing = 0
 
     def start(pool: ThreadPoolExecutor, work: list[Callable[[], None]], then: Callable[[], None]) -> None:
-        left = itertools.count(len(work) - 1, -1)  # next() is atomic
+        remaining = itertools.count(len(work) - 1, -1)  # next() is atomic
 
         def one(task: Callable[[], None]) -> None:
             try:
@@ -217,7 +217,7 @@ def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> No
             except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
                 events.put((then, error))
             else:
-                if next(left) == 0:
+                if next(remaining) == 0:
                     events.put((then, None))
 
         for task in work:

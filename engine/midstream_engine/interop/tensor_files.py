@@ -75,7 +75,7 @@ def write_tensors(directory: str, tensors: Sequence[Outgoing], largest: int) -> 
     """
     groups: list[list[Outgoing]] = [[]]
     for tensor in tensors:
-        if groups[-1] and sum(one.size for one in groups[-1]) + tensor.size > largest:
+        if groups[-1] and sum(tensor.size for tensor in groups[-1]) + tensor.size > largest:
             groups.append([])
         groups[-1].append(tensor)
     if len(groups) == 1:
@@ -106,10 +106,10 @@ def _mapped(path: str) -> dict[str, np.ndarray]:
 def _index(path: str) -> dict[str, str]:
     try:
         with open(path, encoding="utf-8") as file:
-            found = dict(json.load(file)["weight_map"])
-        if not all(isinstance(name, str) for pair in found.items() for name in pair):
+            files = dict(json.load(file)["weight_map"])
+        if not all(isinstance(name, str) for pair in files.items() for name in pair):
             raise TypeError("a name that is no text")
-        return found
+        return files
     except (ValueError, KeyError, TypeError) as error:
         raise ConversionError(f"{path}: no index of safetensors files: {error!r}") from None
 
@@ -133,11 +133,11 @@ def _cast(name: str, data: np.ndarray, dtype: np.dtype) -> np.ndarray:
         ConversionError: A number is too large for it: it would become infinite.
     """
     with np.errstate(over="ignore"):
-        found = np.ascontiguousarray(data, dtype)
+        values = np.ascontiguousarray(data, dtype)
     if dtype.itemsize < data.dtype.itemsize:
-        lost = int(np.count_nonzero(np.isinf(found)) - np.count_nonzero(np.isinf(data)))
+        lost = int(np.count_nonzero(np.isinf(values)) - np.count_nonzero(np.isinf(data)))
         if lost:
             raise ConversionError(
                 f"{name}: {lost} of {data.size} numbers are too large for {dtype.name} (hint: another --dtype)"
             )
-    return found
+    return values

@@ -24,10 +24,10 @@ def files_at(place: str) -> dict[str, str]:
     """
     place = os.path.expanduser(place)
     folder = place if os.path.isdir(place) else os.path.dirname(os.path.abspath(place))
-    found = {name: os.path.join(folder, name) for name in NAMES if os.path.isfile(os.path.join(folder, name))}
-    if os.path.isfile(place) and os.path.basename(place) not in found:
+    files = {name: os.path.join(folder, name) for name in NAMES if os.path.isfile(os.path.join(folder, name))}
+    if os.path.isfile(place) and os.path.basename(place) not in files:
         return {"tokenizer.json": os.path.abspath(place)}
-    return found if os.path.exists(place) else {}
+    return files if os.path.exists(place) else {}
 
 
 def first_at(places: Sequence[str], name: str) -> dict[str, str]:

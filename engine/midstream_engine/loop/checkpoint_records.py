@@ -16,7 +16,7 @@ from midstream_engine.array_types import PyTree
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document
 from midstream_engine.checkpoint.train_document import TrainDocument
 from midstream_engine.computation.finiteness import describe, find_not_finite
-from midstream_engine.computation.reference_losses import Measured, ReferenceLosses
+from midstream_engine.computation.reference_losses import MeasuredLosses, ReferenceLosses
 from midstream_engine.computation.setup import Setup
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.data.errors import DataError
@@ -26,13 +26,13 @@ from midstream_engine.runtime.attempt_record import Attempt
 log = logging.getLogger(__name__)
 
 
-class Documents:
+class TrainDocuments:
     """Maker of the ``train.json`` of an attempt's checkpoints."""
 
     def __init__(self, setup: Setup, attempt: Attempt, status: StatusFile, reference_losses: ReferenceLosses) -> None:
         self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
 
-    def make(self, state: TrainState, step: int, measured: Measured | None) -> TrainDocument:
+    def make(self, state: TrainState, step: int, measured: MeasuredLosses | None) -> TrainDocument:
         """Return the state's ``train.json``.
 
         ``measured``: its reference losses; None: it has none. Raises CheckpointError where JSON has no such value.
@@ -43,7 +43,7 @@ class Documents:
             measured.to_json() if measured is not None else None,
         )
 
-    def measure(self, state: TrainState, step: int) -> Measured | None:
+    def measure(self, state: TrainState, step: int) -> MeasuredLosses | None:
         """Measure the reference losses of a state.
 
         None where the batch cannot be read; of several processes the others may read it, and measure together.

@@ -29,10 +29,10 @@ def memory_shortage(state: PyTree, available: Callable[[], int | None] = availab
     if copied < ALWAYS_COPIED:
         return ""
     needed = copied - reusable_bytes()
-    found = available()
-    if found is None or RESERVE * needed <= found:
+    available_bytes = available()
+    if available_bytes is None or RESERVE * needed <= available_bytes:
         return ""
-    return f"a copy of it needs {_gib(needed)} of memory, {_gib(found)} are available"
+    return f"a copy of it needs {_gib(needed)} of memory, {_gib(available_bytes)} are available"
 
 
 def _gib(size: int) -> str:

@@ -50,19 +50,19 @@ class FiniteCheck:
             self._report(kinds, index)
 
     def _report(self, kinds: np.ndarray, index: int) -> None:
-        found = names_by_kind(self._names, kinds)
-        self.reason = f"{describe(found)}, since step {index}"
+        names = names_by_kind(self._names, kinds)
+        self.reason = f"{describe(names)}, since step {index}"
         for kind, crashes, name in (
             ("NaN", self._crash_on_nan, "crash_on_nan"),
             ("infinity", self._crash_on_inf, "crash_on_inf"),
         ):
-            if found[kind] and crashes:
+            if names[kind] and crashes:
                 raise EngineError(
-                    f"the state after step {index} is not finite: {describe(found)} "
+                    f"the state after step {index} is not finite: {describe(names)} "
                     f"(hint: trainer.{name}: false goes on, but saves nothing)"
                 )
         line = (
-            f"the state after step {index} is not finite: {describe(found)}; nothing is saved while it is so "
+            f"the state after step {index} is not finite: {describe(names)}; nothing is saved while it is so "
             "(hint: stop the run and start it again: it continues from its newest checkpoint)"
         )
         log.error(line)

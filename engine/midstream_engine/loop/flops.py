@@ -18,12 +18,12 @@ def peak(device_kind: str, compute: str, products: str | None) -> float | None:
         compute: Element type of the computation: ``float32``, ``bfloat16`` or ``float16``.
         products: jax's precision for products of float32 numbers; None: the accelerator's default.
     """
-    found = find_accelerator(device_kind)
-    if found is None:
+    accelerator = find_accelerator(device_kind)
+    if accelerator is None:
         return None
     if compute != "float32":
-        return found.peak_flops
-    return found.float32_flops if products == HIGHEST else found.default_flops
+        return accelerator.peak_flops
+    return accelerator.float32_flops if products == HIGHEST else accelerator.default_flops
 
 
 def forward_flops_per_token(config: LmConfig, vocab_size: int, *, causal: bool = False) -> float:

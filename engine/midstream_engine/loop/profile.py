@@ -25,7 +25,7 @@ class Profile:
     def __init__(self, config: TrainerConfig, attempt: Attempt, first_step: int) -> None:
         """Start ``profiler_start_step`` updates after ``first_step``, the attempt's first."""
         self.directory = profile_directory(config, attempt)
-        self._wanted = config.profiler
+        self._pending = config.profiler
         self._perfetto = config.profiler_perfetto_link
         self._begin = first_step + config.profiler_start_step
         self._end = self._begin + config.profiler_num_steps
@@ -36,14 +36,14 @@ class Profile:
 
         No update may be running then.
         """
-        return step >= self._end if self._running else self._wanted and step >= self._begin
+        return step >= self._end if self._running else self._pending and step >= self._begin
 
     def before(self, step: int) -> None:
         """Start or end the trace if it is due; call before each update."""
         if self._running and step >= self._end:
             self.close()
-        elif self._wanted and not self._running and step >= self._begin:
-            self._wanted = False
+        elif self._pending and not self._running and step >= self._begin:
+            self._pending = False
             try:
                 jax.profiler.start_trace(self.directory, create_perfetto_trace=self._perfetto)
             except (RuntimeError, OSError, ValueError) as error:

@@ -99,7 +99,7 @@ class Wanted:
     stop: bool = False
     signalled: bool = False  # a signal requests the stop
     command: records.Command | None = None  # to be carried out; returned by one boundary only
-    known: Known = Known()  # the consensus of all processes
+    facts: Known = Known()  # the consensus of all processes
 
 
 class Requests:
@@ -137,18 +137,18 @@ class Requests:
         """Name of the signal that requested the stop, if this process received it."""
         return self._signals.first_stop or "a signal to another process"
 
-    def ahead(self, known: Known) -> None:
+    def ahead(self, facts: Known) -> None:
         """With several processes, start the next boundary's consensus an update ahead."""
         if self._processes.count > 1:
-            self._ahead = self._submit(known)
+            self._ahead = self._submit(facts)
 
-    def look(self, known: Known | None = None) -> Wanted:
+    def look(self, facts: Known | None = None) -> Wanted:
         """Return the actions of this step boundary; call once at each.
 
-        ``known`` is this process's view; it has no effect after `ahead`, which submitted one.
+        ``facts`` is this process's view; it has no effect after `ahead`, which submitted one.
         """
-        known = known or Known()
-        begun, self._ahead = self._ahead or self._submit(known), None
+        facts = facts or Known()
+        begun, self._ahead = self._ahead or self._submit(facts), None
         vector, signals = begun
         agreed = vector if self._consensus is None else self._consensus.result(vector)
         fresh = agreed[: len(self._done)] > self._done
@@ -162,7 +162,7 @@ class Requests:
             stop=bool(fresh[STOPS]) or action == records.STOP,
             signalled=bool(fresh[STOPS]),
             command=new,
-            known=Known(
+            facts=Known(
                 int(agreed[EPOCH]),
                 bool(agreed[DUE]),
                 bool(agreed[BUSY]),
@@ -176,7 +176,7 @@ class Requests:
         """No boundary follows for some time: a signal to stop ends the process."""
         self._signals.answer_at_once()
 
-    def _submit(self, known: Known) -> tuple[Leaf, list[int]]:
+    def _submit(self, facts: Known) -> tuple[Leaf, list[int]]:
         command = self._commands.poll()
         sequence = command.sequence if command else 0
         signals = [self._signals.saves, self._signals.stops]
@@ -186,13 +186,13 @@ class Requests:
             [
                 *counts,
                 sequence,
-                min(known.epoch, LAST + 1),  # a false fence may have any
-                known.due,
-                known.busy,
-                known.failed,
-                known.unreadable,
-                known.no_data,
-                known.superseded,
+                min(facts.epoch, LAST + 1),  # a false fence may have any
+                facts.due,
+                facts.busy,
+                facts.failed,
+                facts.unreadable,
+                facts.no_data,
+                facts.superseded,
             ],
             np.int32,
         )
@@ -226,9 +226,9 @@ class Consensus:
 
         mesh = Mesh(np.array(jax.devices()), ("devices",))
         self._shape = (len(jax.devices()), length)
-        self._each = NamedSharding(mesh, PartitionSpec("devices"))
+        self._by_device = NamedSharding(mesh, PartitionSpec("devices"))
         everywhere = NamedSharding(mesh, PartitionSpec())
-        vectors = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._each)
+        vectors = jax.ShapeDtypeStruct(self._shape, np.int32, sharding=self._by_device)
         compiled = jax.jit(lambda rows: rows.max(axis=0), out_shardings=everywhere).lower(vectors).compile()
         self._program = processes.consensus("requests", compiled)
 
@@ -236,7 +236,7 @@ class Consensus:
         """Put this process's vector on its devices and start the program."""
         import jax
 
-        rows = jax.make_array_from_callback(self._shape, self._each, lambda _index: mine[None])
+        rows = jax.make_array_from_callback(self._shape, self._by_device, lambda _index: mine[None])
         return self._program(rows)
 
     @staticmethod

@@ -22,15 +22,15 @@ from midstream_engine.checkpoint.saving.save_group import SaveGroup
 from midstream_engine.checkpoint.saving.save_rendezvous import abort_save
 from midstream_engine.checkpoint.saving.snapshot import Copy
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints
-from midstream_engine.computation.reference_losses import Measured, ReferenceLosses
+from midstream_engine.computation.reference_losses import MeasuredLosses, ReferenceLosses
 from midstream_engine.computation.setup import Setup
 from midstream_engine.computation.train_state import TrainState
-from midstream_engine.loop.checkpoint_records import Documents
+from midstream_engine.loop.checkpoint_records import TrainDocuments
 from midstream_engine.loop.copy_memory import memory_shortage
 from midstream_engine.loop.device_memory import DeviceMemory
 from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.runtime.host_memory import release_free_memory
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 
 log = logging.getLogger(__name__)
 NOT_SAVED, FENCED = 1, 2  # outcomes of a failed save in the consensus of the processes; the worst is the maximum
@@ -66,7 +66,7 @@ class Saver:
         """
         self._device_memory = device_memory
         self._attempt, self._status = attempt, status
-        self._documents = Documents(setup, attempt, status, reference_losses)
+        self._documents = TrainDocuments(setup, attempt, status, reference_losses)
         self._processes, self._file_systems = attempt.processes, attempt.file_systems
         self._sequence = 0  # of the newest save of this attempt
         self._retention = Retention(setup.config.trainer.checkpointer.policy(), now)
@@ -76,9 +76,9 @@ class Saver:
         self._skipped_for: int | None = None
         self._postponed = False  # a save waits until the fence is readable
         self._message = ""  # of a failed save, in the status until one succeeds
-        self._metrics: Recorder | None = None
+        self._metrics: MetricsRecorder | None = None
 
-    def sync_before_saving(self, metrics: Recorder) -> None:
+    def sync_before_saving(self, metrics: MetricsRecorder) -> None:
         """Write the rows of ``metrics`` to disk before a checkpoint includes their steps."""
         self._metrics = metrics
 
@@ -216,7 +216,7 @@ class Saver:
         step: int,
         reason: str,
         copy: Copy,
-        measure: Callable[[], Measured | None],
+        measure: Callable[[], MeasuredLosses | None],
         *,
         last: bool,
         not_finite: str,

@@ -41,7 +41,7 @@ from midstream_engine.loop.saving import NotSavedError, Saver
 from midstream_engine.loop.sealing import seal_together
 from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.runtime.mesh import place
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 
 log = logging.getLogger(__name__)
 LOG_INTERVAL = 10.0  # seconds between lines of progress in the log
@@ -82,7 +82,7 @@ class Loop:
         requests: Requests,
         attempt: Attempt,
         status: StatusFile,
-        metrics: Recorder,
+        metrics: MetricsRecorder,
         state: TrainState,
         step: int,
     ) -> None:
@@ -135,28 +135,28 @@ class Loop:
         try:
             while True:
                 self._wait_for_boundary(source)
-                wanted = self._hold_back(self._requests.look(self._known(self._boundary)))
-                self._no_data = wanted.known.no_data
-                if self._acts(wanted) or not source.ready:
+                requested = self._hold_back(self._requests.look(self._known(self._boundary)))
+                self._no_data = requested.facts.no_data
+                if self._acts(requested) or not source.ready:
                     self._settle()
-                if wanted.known.epoch > self._attempt.epoch or wanted.known.superseded:
-                    superseded = wanted.known.epoch == self._attempt.epoch
-                    self._fence.refuse(wanted.known.epoch, self.step, superseded)
+                if requested.facts.epoch > self._attempt.epoch or requested.facts.superseded:
+                    superseded = requested.facts.epoch == self._attempt.epoch
+                    self._fence.refuse(requested.facts.epoch, self.step, superseded)
                 with _fence_errors():
-                    self._saver.poll(wanted.known.busy, wanted.known.failed)
-                if wanted.stop and self._stop(wanted):
+                    self._saver.poll(requested.facts.busy, requested.facts.failed)
+                if requested.stop and self._stop(requested):
                     return records.STOPPED
                 if self._boundary >= self._trainer.num_train_steps:
-                    if not wanted.known.unreadable and self._save_last():
+                    if not requested.facts.unreadable and self._save_last():
                         return records.FINISHED
                     time.sleep(FENCE_POLL_INTERVAL)
                     continue
-                self._answer(wanted)
-                if wanted.known.due and wanted.known.unreadable:
+                self._answer(requested)
+                if requested.facts.due and requested.facts.unreadable:
                     self._saver.postpone()
-                elif wanted.known.due:
+                elif requested.facts.due:
                     self._try_save("checkpointer")
-                if wanted.known.no_data:
+                if requested.facts.no_data:
                     self._save_before_failing()
                 self._update(source)
         finally:
@@ -262,13 +262,13 @@ class Loop:
         while not (running.done or (source.ready and time.monotonic() >= due)):
             time.sleep(DISPATCH_POLL_INTERVAL)
 
-    def _acts(self, wanted: Wanted) -> bool:
+    def _acts(self, requested: Wanted) -> bool:
         """Return whether this boundary needs the running update's results or state."""
-        known, step = wanted.known, self._boundary
+        facts, step = requested.facts, self._boundary
         return (
-            wanted.stop or wanted.save or wanted.command is not None
-            or known.due or known.no_data or bool(known.failed) or known.epoch > self._attempt.epoch
-            or known.superseded
+            requested.stop or requested.save or requested.command is not None
+            or facts.due or facts.no_data or bool(facts.failed) or facts.epoch > self._attempt.epoch
+            or facts.superseded
             or step >= self._trainer.num_train_steps or self._profile.changes(step)
             or (self._evaluation_due(step) and self._programs.evaluate is not None)
         )  # fmt: skip
@@ -290,41 +290,49 @@ class Loop:
             superseded=self._fence.superseded(self._attempt.epoch, self._attempt.start),
         )
 
-    def _hold_back(self, wanted: Wanted) -> Wanted:
+    def _hold_back(self, requested: Wanted) -> Wanted:
         """Return the requests; hold back a command to stop at a later step until then.
 
         A newer command replaces it.
         """
-        command = wanted.command
+        command = requested.command
         if command is not None:
             self._later = None
             if command.action == records.STOP and command.step is not None and command.step > self._boundary:
                 log.info("command %d: stops at step %d", command.sequence, command.step)
-                self._later = wanted
-                return dataclasses.replace(wanted, stop=wanted.signalled, command=None)
+                self._later = requested
+                return dataclasses.replace(requested, stop=requested.signalled, command=None)
         later = self._later
         if later is not None and later.command is not None and self._boundary >= (later.command.step or 0):
             self._later = None
-            return dataclasses.replace(wanted, stop=True, command=later.command)
-        return wanted
+            return dataclasses.replace(requested, stop=True, command=later.command)
+        return requested
 
-    def _answer(self, wanted: Wanted) -> None:
+    def _answer(self, requested: Wanted) -> None:
         """Save if requested; log a command that does not apply to a run in training."""
-        if wanted.save:
-            command = wanted.command if wanted.command is not None and wanted.command.action == records.SAVE else None
+        if requested.save:
+            command = (
+                requested.command
+                if requested.command is not None and requested.command.action == records.SAVE
+                else None
+            )
             self._try_save("requested", callback=None if command is None else lambda: self._acknowledge(command))
-        if wanted.command is not None and wanted.command.action not in (records.SAVE, records.STOP):
+        if requested.command is not None and requested.command.action not in (records.SAVE, records.STOP):
             log.warning(
-                "command %d (%s) does not apply to a run in training", wanted.command.sequence, wanted.command.action
+                "command %d (%s) does not apply to a run in training",
+                requested.command.sequence,
+                requested.command.action,
             )
 
-    def _stop(self, wanted: Wanted) -> bool:
+    def _stop(self, requested: Wanted) -> bool:
         """Save, seal if the command has a higher epoch; return whether the attempt ends.
 
         If the save fails after a signal, the attempt ends, because the sender of the signal will not wait. A command
         can be sent again: training continues, and the status has the reason.
         """
-        command = wanted.command if wanted.command is not None and wanted.command.action == records.STOP else None
+        command = (
+            requested.command if requested.command is not None and requested.command.action == records.STOP else None
+        )
         self._status.update(state=records.STOPPING, step=self.step)
         if command is None:
             self._save("stop", last=True)
@@ -334,7 +342,7 @@ class Loop:
             self._save("stop", last=True)
         except NotSavedError:
             self._status.update(state=records.TRAINING, rejected=command.sequence)
-            if wanted.signalled:  # the command came at the same boundary
+            if requested.signalled:  # the command came at the same boundary
                 raise
             return False
         if command.epoch > self._attempt.epoch:
@@ -346,7 +354,7 @@ class Loop:
                 raise FencedError(str(error)) from None
             except FenceUnreadableError as error:
                 self._status.update(state=records.TRAINING, rejected=command.sequence, message=str(error))
-                return wanted.signalled  # the state is saved, and the signal comes only once
+                return requested.signalled  # the state is saved, and the signal comes only once
             log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.owner)
         self._acknowledge(command, write=False)
         return True

@@ -53,12 +53,12 @@ def choose_backend(
         platform: Platform of the devices; None: that of the active mesh.
     """
     platform = mesh_platform() if platform is None else platform
-    wanted = config.attn_backend or "default"
-    wanted = _ALIASES.get(wanted, wanted)
-    if dropout or (wanted == "default" and config.use_flash_attention is False):
+    backend = config.attn_backend or "default"
+    backend = _ALIASES.get(backend, backend)
+    if dropout or (backend == "default" and config.use_flash_attention is False):
         return "vanilla"
     narrow = jnp.dtype(dtype).itemsize == 2 and not config.upcast_attn
-    if wanted == "default":
+    if backend == "default":
         if platform in ("gpu", "cuda", "rocm"):
             fits = platform != "rocm" and config.head_size % 8 == 0 and config.head_size <= _CUDNN_HEAD
             if not narrow or not fits:
@@ -67,9 +67,9 @@ def choose_backend(
         if platform == "tpu":
             return "splash" if config.seq_len % _SPLASH_BLOCK == 0 else "xla"
         return "vanilla"
-    if wanted == "cudnn" or (wanted == "triton" and platform == "gpu"):  # elsewhere triton is interpreted, for tests
-        return wanted if narrow else "xla"
-    return wanted
+    if backend == "cudnn" or (backend == "triton" and platform == "gpu"):  # elsewhere triton is interpreted, for tests
+        return backend if narrow else "xla"
+    return backend
 
 
 class View(eqx.Module):

@@ -36,7 +36,7 @@ _OUTER_BACKWARD, _INNER_BACKWARD = 128, 32
 _STAGES = 3  # blocks that are loaded before they are needed
 
 
-class _Part(NamedTuple):
+class _KernelBlocks(NamedTuple):
     """Blocks of one kernel."""
 
     outer: int
@@ -124,11 +124,11 @@ class _Backward(NamedTuple):
     starts: jax.Array
 
 
-def _blocks(positions: int, head_size: int, outer: int, inner: int, *, interpret: bool) -> _Part:
+def _blocks(positions: int, head_size: int, outer: int, inner: int, *, interpret: bool) -> _KernelBlocks:
     def block(most: int) -> int:
         return next(size for size in (128, 64, 32, BLOCK) if size <= most and positions % size == 0)
 
-    return _Part(block(outer), block(inner), 4 if head_size <= 64 else 8, interpret)
+    return _KernelBlocks(block(outer), block(inner), 4 if head_size <= 64 else 8, interpret)
 
 
 def _forward(
@@ -139,17 +139,17 @@ def _forward(
     The logarithm is float32 [batch, heads, position].
     """
     batch, positions, heads, size = q.shape
-    part = _blocks(positions, size, _OUTER, _INNER, interpret=interpret)
+    blocks = _blocks(positions, size, _OUTER, _INNER, interpret=interpret)
     copies = heads // k.shape[2]
 
     def kernel(q_ref: Ref, k_ref: Ref, v_ref: Ref, starts_ref: Ref, out_ref: Ref, normaliser_ref: Ref) -> None:
-        rows = pl.program_id(0) * part.outer + jnp.arange(part.outer)
+        rows = pl.program_id(0) * blocks.outer + jnp.arange(blocks.outer)
         q, first = q_ref[...], starts_ref[...]
 
         def visit(number: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]) -> PyTree:
             most, total, out = carry
-            columns = number * part.inner + jnp.arange(part.inner)
-            at = pl.ds(number * part.inner, part.inner)
+            columns = number * blocks.inner + jnp.arange(blocks.inner)
+            at = pl.ds(number * blocks.inner, blocks.inner)
             scores = _scores(q, k_ref[at, :], rows, first, columns)
             higher = jnp.maximum(most, jnp.max(scores, axis=1))
             weights, scale = jnp.exp(scores - higher[:, None]), jnp.exp(most - higher)
@@ -157,85 +157,85 @@ def _forward(
             return higher, total * scale + jnp.sum(weights, axis=1), out
 
         begin = (
-            jnp.full((part.outer,), 2 * _MASKED, jnp.float32),
-            jnp.zeros((part.outer,), jnp.float32),
-            jnp.zeros((part.outer, size), jnp.float32),
+            jnp.full((blocks.outer,), 2 * _MASKED, jnp.float32),
+            jnp.zeros((blocks.outer,), jnp.float32),
+            jnp.zeros((blocks.outer, size), jnp.float32),
         )
-        visited = _visited(starts_ref[0], pl.program_id(0), part)
+        visited = _visited(starts_ref[0], pl.program_id(0), blocks)
         most, total, out = jax.lax.fori_loop(*visited, visit, begin)
         out_ref[...] = (out / total[:, None]).astype(out_ref.dtype)
         normaliser_ref[...] = most + jnp.log(total)
 
-    own = pl.BlockSpec((None, part.outer, None, size), lambda i, h, b: (b, i, h, 0))
+    own = pl.BlockSpec((None, blocks.outer, None, size), lambda i, h, b: (b, i, h, 0))
     keys = pl.BlockSpec((None, positions, None, size), lambda _, h, b: (b, 0, h // copies, 0))
     return pl.pallas_call(
         kernel,
-        grid=(positions // part.outer, heads, batch),
-        in_specs=[own, keys, keys, pl.BlockSpec((None, part.outer), lambda i, _, b: (b, i))],
-        out_specs=[own, pl.BlockSpec((None, None, part.outer), lambda i, h, b: (b, h, i))],
+        grid=(positions // blocks.outer, heads, batch),
+        in_specs=[own, keys, keys, pl.BlockSpec((None, blocks.outer), lambda i, _, b: (b, i))],
+        out_specs=[own, pl.BlockSpec((None, None, blocks.outer), lambda i, h, b: (b, h, i))],
         out_shape=[
             jax.ShapeDtypeStruct(q.shape, q.dtype),
             jax.ShapeDtypeStruct((batch, heads, positions), jnp.float32),
         ],
         name="document_attention_forward",
-        **part.parameters(),
+        **blocks.parameters(),
     )(q, k, v, starts)
 
 
 def _query_gradient(interpret: bool, given: _Backward) -> jax.Array:
     batch, positions, heads, size = given.q.shape
-    part = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
+    blocks = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
     copies = heads // given.k.shape[2]
 
     def kernel(*references: Ref) -> None:
         refs, out_ref = _Backward(*references[:-1]), references[-1]
-        rows = pl.program_id(0) * part.outer + jnp.arange(part.outer)
+        rows = pl.program_id(0) * blocks.outer + jnp.arange(blocks.outer)
         q, gradient, first = refs.q[...], refs.gradient[...], refs.starts[...]
         normaliser, product = refs.normaliser[...], refs.product[...]
 
         def visit(number: jax.Array, out: jax.Array) -> jax.Array:
-            columns = number * part.inner + jnp.arange(part.inner)
-            at = pl.ds(number * part.inner, part.inner)
+            columns = number * blocks.inner + jnp.arange(blocks.inner)
+            at = pl.ds(number * blocks.inner, blocks.inner)
             keys = refs.k[at, :]
             weights = jnp.exp(_scores(q, keys, rows, first, columns) - normaliser[:, None])
             of_scores = weights * (_dot(gradient, refs.v[at, :].T) - product[:, None])
             return out + _dot(of_scores.astype(keys.dtype), keys)
 
-        visited = _visited(refs.starts[0], pl.program_id(0), part)
-        out = jax.lax.fori_loop(*visited, visit, jnp.zeros((part.outer, size), jnp.float32))
+        visited = _visited(refs.starts[0], pl.program_id(0), blocks)
+        out = jax.lax.fori_loop(*visited, visit, jnp.zeros((blocks.outer, size), jnp.float32))
         out_ref[...] = out.astype(out_ref.dtype)
 
-    own = pl.BlockSpec((None, part.outer, None, size), lambda i, h, b: (b, i, h, 0))
+    own = pl.BlockSpec((None, blocks.outer, None, size), lambda i, h, b: (b, i, h, 0))
     keys = pl.BlockSpec((None, positions, None, size), lambda _, h, b: (b, 0, h // copies, 0))
-    of_rows = pl.BlockSpec((None, None, part.outer), lambda i, h, b: (b, h, i))
-    starts = pl.BlockSpec((None, part.outer), lambda i, _, b: (b, i))
+    of_rows = pl.BlockSpec((None, None, blocks.outer), lambda i, h, b: (b, h, i))
+    starts = pl.BlockSpec((None, blocks.outer), lambda i, _, b: (b, i))
     return pl.pallas_call(
         kernel,
-        grid=(positions // part.outer, heads, batch),
+        grid=(positions // blocks.outer, heads, batch),
         in_specs=[own, keys, keys, own, of_rows, of_rows, starts],
         out_specs=own,
         out_shape=jax.ShapeDtypeStruct(given.q.shape, given.q.dtype),
         name="document_attention_query_gradient",
-        **part.parameters(),
+        **blocks.parameters(),
     )(*given)
 
 
 def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of keys and of values, summed over the heads sharing them."""
     batch, positions, heads, size = given.q.shape
-    part = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
+    blocks = _blocks(positions, size, _OUTER_BACKWARD, _INNER_BACKWARD, interpret=interpret)
     copies = heads // given.k.shape[2]
 
     def kernel(*references: Ref) -> None:
         refs, (stops_ref, k_out_ref, v_out_ref) = _Backward(*references[:7]), references[7:]
-        columns = pl.program_id(0) * part.outer + jnp.arange(part.outer)
+        columns = pl.program_id(0) * blocks.outer + jnp.arange(blocks.outer)
         keys, values = refs.k[...], refs.v[...]
 
         # [key, query], so that no product needs its weights transposed.
         def visit(number: jax.Array, carry: tuple[jax.Array, jax.Array], head: jax.Array) -> PyTree:
             k_out, v_out = carry
-            rows = number * part.inner + jnp.arange(part.inner)
-            at = pl.ds(number * part.inner, part.inner)
+            rows = number * blocks.inner + jnp.arange(blocks.inner)
+            at = pl.ds(number * blocks.inner, blocks.inner)
             q, gradient = refs.q[at, head, :], refs.gradient[at, head, :]
             inside = (columns[:, None] <= rows[None, :]) & (columns[:, None] >= refs.starts[at][None, :])
             scores = jnp.where(inside, _dot(keys, q.T), _MASKED)
@@ -245,37 +245,37 @@ def _key_gradients(interpret: bool, given: _Backward, stops: jax.Array) -> tuple
             return k_out + _dot(of_scores.astype(q.dtype), q), v_out
 
         # From the block of the diagonal to the end of the last document that begins here.
-        visited = pl.program_id(0) * part.outer // part.inner, pl.cdiv(stops_ref[part.outer - 1], part.inner)
+        visited = pl.program_id(0) * blocks.outer // blocks.inner, pl.cdiv(stops_ref[blocks.outer - 1], blocks.inner)
 
         def of_head(head: jax.Array, carry: tuple[jax.Array, jax.Array]) -> PyTree:
             return jax.lax.fori_loop(*visited, lambda number, carry: visit(number, carry, head), carry)
 
-        zeros = jnp.zeros((part.outer, size), jnp.float32)
+        zeros = jnp.zeros((blocks.outer, size), jnp.float32)
         k_out, v_out = jax.lax.fori_loop(0, copies, of_head, (zeros, zeros))
         k_out_ref[...], v_out_ref[...] = k_out.astype(k_out_ref.dtype), v_out.astype(v_out_ref.dtype)
 
     group = pl.BlockSpec((None, positions, copies, size), lambda _, g, b: (b, 0, g, 0))
-    own = pl.BlockSpec((None, part.outer, None, size), lambda i, g, b: (b, i, g, 0))
+    own = pl.BlockSpec((None, blocks.outer, None, size), lambda i, g, b: (b, i, g, 0))
     of_group = pl.BlockSpec((None, copies, positions), lambda _, g, b: (b, g, 0))
     starts = pl.BlockSpec((None, positions), lambda _, __, b: (b, 0))
-    stopping = pl.BlockSpec((None, part.outer), lambda i, _, b: (b, i))
+    stopping = pl.BlockSpec((None, blocks.outer), lambda i, _, b: (b, i))
     return pl.pallas_call(
         kernel,
-        grid=(positions // part.outer, heads // copies, batch),
+        grid=(positions // blocks.outer, heads // copies, batch),
         in_specs=[group, own, own, group, of_group, of_group, starts, stopping],
         out_specs=[own, own],
         out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (given.k, given.v)],
         name="document_attention_key_gradients",
-        **part.parameters(),
+        **blocks.parameters(),
     )(*given, stops)
 
 
-def _visited(start: jax.Array, number: jax.Array, part: _Part) -> tuple[jax.Array, jax.Array]:
+def _visited(start: jax.Array, number: jax.Array, blocks: _KernelBlocks) -> tuple[jax.Array, jax.Array]:
     """Return the blocks of keys for block ``number`` of queries.
 
     The first document of this block begins at ``start``.
     """
-    return start // part.inner, pl.cdiv((number + 1) * part.outer, part.inner)
+    return start // blocks.inner, pl.cdiv((number + 1) * blocks.outer, blocks.inner)
 
 
 def _scores(q: jax.Array, k: jax.Array, rows: jax.Array, starts: jax.Array, columns: jax.Array) -> jax.Array:

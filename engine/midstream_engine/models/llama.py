@@ -41,7 +41,8 @@ class Attention(eqx.Module):
         ends += [([Embed], [KvHeads, HeadSize]), ([Heads, HeadSize], [Embed])]
         scale, bias = config.initializer_range, config.has_attention_bias
         q, k, v, o = (
-            Linear.init(In, Out, key=one, scale=scale, use_bias=bias) for (In, Out), one in zip(ends, keys, strict=True)
+            Linear.init(In, Out, key=projection_key, scale=scale, use_bias=bias)
+            for (In, Out), projection_key in zip(ends, keys, strict=True)
         )
         return cls(q, k, v, o, config)
 
@@ -55,7 +56,7 @@ class Attention(eqx.Module):
         return self.o_proj(out).rearrange(x.axes)
 
 
-class Mlp(eqx.Module):
+class GatedMlp(eqx.Module):
     """Gated MLP: down(activation(gate) * up).
 
     See Shazeer, "GLU variants improve transformer", 2020.
@@ -67,7 +68,7 @@ class Mlp(eqx.Module):
     config: LlamaConfig = eqx.field(static=True)
 
     @classmethod
-    def init(cls, config: LlamaConfig, *, key: PRNGKeyArray) -> Mlp:
+    def init(cls, config: LlamaConfig, *, key: PRNGKeyArray) -> GatedMlp:
         keys = jax.random.split(key, 3)
         Embed, Hidden = Axis(EMBED, config.hidden_dim), Axis(MLP, config.intermediate_dim)
         ends = [([Embed], [Hidden]), ([Embed], [Hidden]), ([Hidden], [Embed])]
@@ -90,13 +91,13 @@ class Block(eqx.Module):
     input_layernorm: RmsNorm
     self_attn: Attention
     post_attention_layernorm: RmsNorm
-    mlp: Mlp
+    mlp: GatedMlp
 
     @staticmethod
     def init(config: LlamaConfig, *, key: PRNGKeyArray) -> Block:
         key_attn, key_mlp = jax.random.split(key)
         norm = _norm(config)
-        return Block(norm, Attention.init(config, key=key_attn), norm, Mlp.init(config, key=key_mlp))
+        return Block(norm, Attention.init(config, key=key_attn), norm, GatedMlp.init(config, key=key_mlp))
 
     def __call__(self, x: NamedArray, view: View, rotation: Rotation) -> NamedArray:
         x = x + self.self_attn(self.input_layernorm(x), view, rotation)

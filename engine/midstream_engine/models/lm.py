@@ -87,8 +87,8 @@ def token_losses(
     """
     hidden, targets, block = _prepared(model, tokens, eos, keys)
     loss_mask = _first(loss_mask, targets)
-    found = loss.losses(hidden, model.head(), targets, vocab_size=model.vocab_size, block=block)
-    return found * loss_mask.astype(jnp.float32)
+    block_losses = loss.losses(hidden, model.head(), targets, vocab_size=model.vocab_size, block=block)
+    return block_losses * loss_mask.astype(jnp.float32)
 
 
 def summed_loss(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from haliax import Axis, NamedArray
 
 from midstream_core.accelerators import find_accelerator
-from midstream_core.logits import LARGEST_BLOCK
+from midstream_core.logits import MAX_BLOCK
 from midstream_engine.array_types import PyTree
 from midstream_engine.models.axes import BATCH, EMBED, POSITION, VOCAB
 from midstream_engine.models.row_product import row_product
@@ -35,7 +35,7 @@ from midstream_engine.models.sharding import (
 # head's gradient is read and written: on 8 H100 a step of a Llama with 1.24 billion parameters takes 2.48 s by
 # estimate, with 256 MiB at a time 2.60 s, and no more memory. Blocks of more than a GiB are no faster on v6e, and save
 # a hundredth of a step on v5p and a two hundredth on TPU7x, for 1.0 and 1.2 GiB.
-_PART, _MEMORY, _MOST = 16, 16 << 30, 1 << 30
+_PART, _MEMORY, _MAX_BYTES = 16, 16 << 30, 1 << 30
 # The compiler puts the last phases of the sum of the head's gradient after the backward pass of the layers, which then
 # has the larger sum of the first phase in memory. Nothing hides them there, so they end before. Not on TPU7x:
 # sparse cores send there while others compute, and 4.2 GB would be exposed, not 1.5.
@@ -43,14 +43,14 @@ _SENDS_BESIDE = "TPU7x"
 _HIDDEN = -1e30  # the logit of a row that only pads the vocabulary
 
 
-def positions_a_block(hidden: NamedArray, Vocab: Axis, wanted: int | None) -> int:
+def positions_a_block(hidden: NamedArray, Vocab: Axis, limit: int | None) -> int:
     """Return the number of positions with logits at a time, a divisor of all.
 
-    ``wanted`` is returned if it is given.
+    ``limit`` is returned if it is given.
     """
     positions = hidden.axis_size(POSITION)
-    if wanted is not None:
-        return min(wanted, positions)
+    if limit is not None:
+        return min(limit, positions)
     examples = hidden.axis_size(BATCH) // batch_shards()
     sizes = [size for size in range(positions, 0, -1) if positions % size == 0]
     return next((size for size in sizes if examples * size * Vocab.size <= largest_block()), 1)
@@ -59,9 +59,9 @@ def positions_a_block(hidden: NamedArray, Vocab: Axis, wanted: int | None) -> in
 def largest_block() -> int:
     """Return the number of float32 logits on a device at a time."""
     if mesh_platform() == "cpu":
-        return LARGEST_BLOCK
-    found = find_accelerator(mesh_device_kind())
-    return min(((found.memory if found else None) or _MEMORY) // _PART, _MOST) // 4
+        return MAX_BLOCK
+    accelerator = find_accelerator(mesh_device_kind())
+    return min(((accelerator.memory if accelerator else None) or _MEMORY) // _PART, _MAX_BYTES) // 4
 
 
 def losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, *, vocab_size: int, block: int) -> NamedArray:
@@ -82,8 +82,8 @@ def losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, *, vocab_s
     measure = jax.checkpoint(partial(_block_losses, vocab_size=vocab_size))
 
     def step(_: None, start: jax.Array) -> tuple[None, jax.Array]:
-        part = measure(_slice(hidden, start, block), head, _slice(targets, start, block))
-        return None, part.rearrange((BATCH, POSITION)).array
+        block_losses = measure(_slice(hidden, start, block), head, _slice(targets, start, block))
+        return None, block_losses.rearrange((BATCH, POSITION)).array
 
     starts = jnp.arange(0, hidden.axis_size(POSITION), block)
     _, found = jax.lax.scan(step, None, starts)
@@ -132,8 +132,8 @@ def _block_losses(
     normaliser = hax.nn.logsumexp(logits, Vocab)
     right = hax.arange(Vocab) == targets.broadcast_axis(Vocab)
     # A lookup would need the logits in memory; this sum is computed where they are.
-    found = normaliser - hax.sum(hax.where(right, logits, 0.0), Vocab)
-    return found + z_loss * normaliser**2 if z_loss else found
+    block_losses = normaliser - hax.sum(hax.where(right, logits, 0.0), Vocab)
+    return block_losses + z_loss * normaliser**2 if z_loss else block_losses
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -222,10 +222,10 @@ def _summed(
 ) -> jax.Array:
     # A lookup would need the logits in memory; this sum is computed where they are.
     right = jnp.arange(logits.shape[-1]) == targets[..., None]
-    found = normaliser - jnp.sum(jnp.where(right, logits, 0.0), -1)
+    block_losses = normaliser - jnp.sum(jnp.where(right, logits, 0.0), -1)
     if z_loss:
-        found += z_loss * normaliser**2
-    return jnp.sum(found * weights)
+        block_losses += z_loss * normaliser**2
+    return jnp.sum(block_losses * weights)
 
 
 def _slice(array: NamedArray, start: jax.Array, size: int) -> NamedArray:

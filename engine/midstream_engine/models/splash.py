@@ -20,15 +20,15 @@ from midstream_engine.models.sharding import mesh_platform
 _LANES = 128  # blocks are multiples of this
 # Default positions per block: what the compilers for v5e and v6e fit in a kernel's 16 MiB of vector memory, in 16 bits
 # (tried with heads of 64 and 128). 2048 does not fit.
-_LARGEST, _LARGEST_WIDE, _HEAD = 1024, 512, 128
+_MAX_BLOCK, _MAX_WIDE_BLOCK, _HEAD = 1024, 512, 128
 
 
-def block_size(positions: int, wanted: int | None, *, narrow: bool = False) -> int:
+def block_size(positions: int, limit: int | None, *, narrow: bool = False) -> int:
     """Return the positions per block.
 
     Args:
         positions: Of a sequence.
-        wanted: ``model.flash_attention_block_size``.
+        limit: ``model.flash_attention_block_size``.
         narrow: Whether numbers have 16 bits, and heads at most 128 of them.
 
     Raises:
@@ -39,15 +39,15 @@ def block_size(positions: int, wanted: int | None, *, narrow: bool = False) -> i
             f"model.attn_backend: splash attention needs a seq_len that is a multiple of {_LANES}, not {positions}; "
             "use xla"
         )
-    if wanted is None:
-        sizes = (_LARGEST if narrow else _LARGEST_WIDE, _LARGEST_WIDE, 256, _LANES)
+    if limit is None:
+        sizes = (_MAX_BLOCK if narrow else _MAX_WIDE_BLOCK, _MAX_WIDE_BLOCK, 256, _LANES)
         return next(size for size in sizes if positions % size == 0)
-    wanted = min(wanted, positions)
-    if wanted % _LANES or positions % wanted:
+    limit = min(limit, positions)
+    if limit % _LANES or positions % limit:
         raise ConfigError(
-            f"model.flash_attention_block_size: {wanted} is not a multiple of {_LANES} that divides seq_len {positions}"
+            f"model.flash_attention_block_size: {limit} is not a multiple of {_LANES} that divides seq_len {positions}"
         )
-    return wanted
+    return limit
 
 
 def splash_attention(

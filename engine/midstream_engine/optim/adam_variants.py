@@ -48,15 +48,15 @@ def cautious(config: CautiousConfig) -> optax.GradientTransformation:
     adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
 
     def update(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, optax.ScaleByAdamState]:
-        wanted: PyTree
+        weight_decay: PyTree
         after: PyTree
-        wanted, after = adam.update(updates, state, params)
+        weight_decay, after = adam.update(updates, state, params)
 
         def kept(change: jax.Array, gradient: jax.Array) -> jax.Array:
             same = (change * gradient > 0).astype(change.dtype)
             return change * same / (jnp.mean(same) + config.epsilon)
 
-        return jax.tree.map(kept, wanted, updates), after
+        return jax.tree.map(kept, weight_decay, updates), after
 
     return _float32(update)
 

@@ -39,12 +39,12 @@ def update_average(config: ModelAveragingConfig, average: ModelAverage, model: P
         assert average.weight is not None
         weight = raw_weight(config, step)
         total = average.weight + weight
-        part = jnp.where(total > 0, weight / jnp.maximum(total, jnp.finfo(jnp.float32).tiny), 0.0)
+        share = jnp.where(total > 0, weight / jnp.maximum(total, jnp.finfo(jnp.float32).tiny), 0.0)
     else:
-        total, part = None, jnp.float32(1.0 - config.beta)
+        total, share = None, jnp.float32(1.0 - config.beta)
 
     def mix(old: jax.Array, new: jax.Array) -> jax.Array:
-        return (old + part * (new.astype(jnp.float32) - old)).astype(old.dtype)
+        return (old + share * (new.astype(jnp.float32) - old)).astype(old.dtype)
 
     return ModelAverage(jax.tree.map(mix, average.model, model), total)
 

@@ -44,7 +44,7 @@ def decay_mask(config: OptimizerConfig) -> Callable[[PyTree], PyTree]:
     def picked(name: str) -> bool:
         if isinstance(modules, str):
             return re.match(modules, name) is not None
-        return any(part in name for part in modules or ())
+        return any(module in name for module in modules or ())
 
     def mask(model: PyTree) -> PyTree:
         if modules is None:

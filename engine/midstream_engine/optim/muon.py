@@ -47,8 +47,8 @@ def muon_parts(config: MuonConfig) -> list[tuple[str, optax.GradientTransformati
     if config.max_grad_norm:
         parts.insert(0, ("clip", on_part(optax.clip_by_global_norm(config.max_grad_norm), rest)))
     decays = {"decay": (config.weight_decay, matrices), "adam_decay": (config.adam_weight_decay, rest)}
-    for name, (wanted, selection) in decays.items():
-        decay = config.weight_decay if wanted is None else wanted
+    for name, (decayed, selection) in decays.items():
+        decay = config.weight_decay if decayed is None else decayed
         if decay > 0:
             parts.append((name, optax.add_decayed_weights(decay, mask=both(selection, decay_mask(config)))))
     parts.append(("adam_lr", on_part(optax.scale(config.adam_lr / config.learning_rate), rest)))
@@ -83,9 +83,9 @@ def scale_by_muon(config: MuonConfig) -> optax.GradientTransformation:
         del params
         added = jax.tree.map(lambda past, gradient: config.momentum * past + gradient, state.momentum, updates)
         ahead = jax.tree.map(lambda past, gradient: config.momentum * past + gradient, added, updates)
-        wanted = ahead if config.nesterov else added
+        direction = ahead if config.nesterov else added
         changed = jax.tree.map(
-            lambda node: _orthogonal(node, config), wanted, is_leaf=lambda node: isinstance(node, Linear)
+            lambda node: _orthogonal(node, config), direction, is_leaf=lambda node: isinstance(node, Linear)
         )
         return changed, MuonState(added)
 
@@ -104,9 +104,9 @@ def _orthogonal(layer: Linear, config: MuonConfig) -> Linear:
     ordered = layer.weight.rearrange((*stack, *own))
     inputs, outputs = (math.prod(axis.size for axis in side) for side in (layer.In, layer.Out))
     flat = ordered.array.reshape(-1, inputs, outputs)
-    found = orthogonal(flat, COEFFICIENTS[config.coefficient_type], config.backend_steps, config.muon_epsilon)
+    update = orthogonal(flat, COEFFICIENTS[config.coefficient_type], config.backend_steps, config.muon_epsilon)
     factor = 0.2 * math.sqrt(max(inputs, outputs)) if config.use_kimi_scaling else math.sqrt(max(1, outputs / inputs))
-    weight = NamedArray((factor * found).reshape(ordered.array.shape), ordered.axes)
+    weight = NamedArray((factor * update).reshape(ordered.array.shape), ordered.axes)
     return dataclasses.replace(layer, weight=weight.rearrange(layer.weight.axes))
 
 
@@ -121,10 +121,10 @@ def orthogonal(
     value s to a s + b s^3 + c s^5 (K. Jordan, "Muon: an optimizer for hidden layers in neural networks", 2024).
     """
     tall = matrix.shape[-2] > matrix.shape[-1]
-    found = jnp.swapaxes(matrix, -1, -2) if tall else matrix  # the smaller of the two products
-    found = found / (jnp.linalg.norm(found, axis=(-2, -1), keepdims=True) + epsilon)
+    wide = jnp.swapaxes(matrix, -1, -2) if tall else matrix  # the smaller of the two products
+    wide = wide / (jnp.linalg.norm(wide, axis=(-2, -1), keepdims=True) + epsilon)
     for step in range(steps):
         a, b, c = coefficients[step % len(coefficients)]
-        square = found @ jnp.swapaxes(found, -1, -2)
-        found = a * found + (b * square + c * (square @ square)) @ found
-    return jnp.swapaxes(found, -1, -2) if tall else found
+        square = wide @ jnp.swapaxes(wide, -1, -2)
+        wide = a * wide + (b * square + c * (square @ square)) @ wide
+    return jnp.swapaxes(wide, -1, -2) if tall else wide

@@ -84,7 +84,7 @@ def _scaled(inner: optax.GradientTransformationExtraArgs, schedule: Schedule) ->
     def update(
         updates: PyTree, state: OptimizerState, params: PyTree = None, **extra: object
     ) -> tuple[PyTree, dict[str, PyTree]]:
-        before = {name: part for name, part in state.items() if name != SCHEDULE}
+        before = {name: value for name, value in state.items() if name != SCHEDULE}
         after: PyTree
         rate = schedule(state[SCHEDULE].count)
         updates, after = inner.update(updates, before, params, learning_rate=rate, **extra)

@@ -26,8 +26,8 @@ def on_part(inner: optax.GradientTransformation, selection: Selection) -> optax.
 
     def update(updates: PyTree, state: OptimizerState, params: PyTree = None) -> tuple[PyTree, PyTree]:
         marks = selection(updates)
-        part = None if params is None else _selected(params, marks)
-        changed, after = inner.update(_selected(updates, marks), state, part)
+        selected = None if params is None else _selected(params, marks)
+        changed, after = inner.update(_selected(updates, marks), state, selected)
         return jax.tree.map(_first, changed, updates, is_leaf=_is_array_or_none), after
 
     return optax.GradientTransformation(init, update)
@@ -40,7 +40,7 @@ def others(selection: Selection) -> Selection:
 
 def both(first: Selection, second: Selection) -> Selection:
     """Return the selection of the arrays that both mark."""
-    return lambda model: jax.tree.map(lambda one, other: one and other, first(model), second(model))
+    return lambda model: jax.tree.map(lambda mark, other: mark and other, first(model), second(model))
 
 
 def _selected(tree: PyTree, marks: PyTree) -> PyTree:

@@ -36,8 +36,8 @@ def learning_rate(config: OptimizerConfig, total: int) -> Schedule:
     def schedule(count: object) -> jax.Array:
         step = jnp.asarray(count)
         rate = parts[0].rate(step, FUNCTIONS)
-        for part in parts[1:]:
-            rate = jnp.where(step < part.start, rate, part.rate(step, FUNCTIONS))
+        for segment in parts[1:]:
+            rate = jnp.where(step < segment.start, rate, segment.rate(step, FUNCTIONS))
         return jnp.asarray(rate, jnp.float32)
 
     return schedule

@@ -13,7 +13,7 @@ import optax
 from midstream_engine.array_types import OptimizerState, PyTree
 from midstream_engine.config.optimizer import SkipStepConfig
 
-_SMALLEST = 1e-6  # standard deviation: equal values do not make the next one an outlier
+_MIN_DEVIATION = 1e-6  # standard deviation: equal values do not make the next one an outlier
 SKIP = "skipstep"  # its key in the optimizer's state
 
 
@@ -55,9 +55,9 @@ def skip_step(
         loss, norm = extra["loss"], extra["gradient_norm"]
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         bad = stands_out(past.losses, loss, past.seen) | stands_out(past.norms, norm, past.seen) | ~finite
-        before = {name: part for name, part in state.items() if name != SKIP}
+        before = {name: value for name, value in state.items() if name != SKIP}
         after: PyTree
-        wanted, after = inner.update(updates, before, params, **extra)
+        inner_updates, after = inner.update(updates, before, params, **extra)
         slot = past.seen % window
         noted = SkipStepState(
             losses=jnp.where(finite, past.losses.at[slot].set(loss), past.losses),
@@ -65,16 +65,16 @@ def skip_step(
             seen=past.seen + finite,
             skipped=past.skipped + bad,
         )
-        wanted = jax.tree.map(lambda leaf: jnp.where(bad, jnp.zeros_like(leaf), leaf), wanted)
+        inner_updates = jax.tree.map(lambda leaf: jnp.where(bad, jnp.zeros_like(leaf), leaf), inner_updates)
         kept = jax.tree.map(lambda old, new: jnp.where(bad, old, new), before, dict(after))
-        return wanted, {**kept, SKIP: noted}
+        return inner_updates, {**kept, SKIP: noted}
 
     def stands_out(ring: jax.Array, value: jax.Array, count: jax.Array) -> jax.Array:
         filled = jnp.arange(window) < count
         number = jnp.maximum(jnp.minimum(count, window), 1)
         mean = jnp.sum(jnp.where(filled, ring, 0.0)) / number
         variance = jnp.sum(jnp.where(filled, (ring - mean) ** 2, 0.0)) / number
-        limit = mean + config.sigma_factor * jnp.maximum(jnp.sqrt(variance), _SMALLEST)
+        limit = mean + config.sigma_factor * jnp.maximum(jnp.sqrt(variance), _MIN_DEVIATION)
         return (count >= max(2, window // 2)) & (value > limit)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -76,8 +76,12 @@ class Coordinator:
         """
         deadline = time.monotonic() + timeout
         with self._changed:
-            while not self._failed and len(self._channels) < self._count and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while (
+                not self._failed
+                and len(self._channels) < self._count
+                and (remaining := deadline - time.monotonic()) > 0
+            ):
+                self._changed.wait(remaining)
             failed = bool(self._failed)
         if failed:
             self._closed.wait(SIGNAL_TIMEOUT)
@@ -248,9 +252,9 @@ def listen(address: str) -> socket.socket:
     """
     host, port = split_address(address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         try:
-            return socket.create_server(found[0][4][:2], family=found[0][0], backlog=512)
+            return socket.create_server(addresses[0][4][:2], family=addresses[0][0], backlog=512)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise

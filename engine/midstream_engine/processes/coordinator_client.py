@@ -35,7 +35,7 @@ CONNECT_INTERVAL = 0.2  # seconds between two tries to connect to process 0
 CONNECT_TIMEOUT = 10.0  # seconds of one try
 MESSAGE_TIMEOUT = 3600.0  # seconds that a running process may delay the others
 LEAVE_TIMEOUT = 600.0  # seconds to wait for the others at the orderly end
-LONGEST_REASON = 2000  # characters
+MAX_REASON = 2000  # characters
 DISCONNECTED = "this process has disconnected from the others"
 
 
@@ -104,10 +104,10 @@ class CoordinatorClient:
                     raise PeerLostError(self.first_failure())
                 if self._closed:
                     raise PeerLostError(DISCONNECTED)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise PeerLostError(f"{self.peers[sender]} did not send {key!r} within {timeout:.0f} s")
-                self._changed.wait(left)
+                self._changed.wait(remaining)
             value = waiting.popleft()
             if not waiting:
                 del self._inbox[key, sender]
@@ -128,10 +128,10 @@ class CoordinatorClient:
                     raise PeerLostError(self.first_failure())
                 if self._closed:
                     raise PeerLostError(DISCONNECTED)
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     raise PeerLostError(f"no process sent {key!r} within {timeout:.0f} s")
-                self._changed.wait(left)
+                self._changed.wait(remaining)
 
     def discard(self, prefix: str) -> None:
         """Drop all messages that were not received and whose keys begin with ``prefix``."""
@@ -185,17 +185,17 @@ class CoordinatorClient:
         """
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not self._failures and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while not self._failures and (remaining := deadline - time.monotonic()) > 0:
+                self._changed.wait(remaining)
         return self.first_failure()
 
     def report_failure(self, reason: str) -> None:
         """Send the reason why this process is about to fail."""
         if self._coordinator is not None:
-            self._coordinator.fail(reason[:LONGEST_REASON])
+            self._coordinator.fail(reason[:MAX_REASON])
             return
         try:
-            self._channel.send(Message("failure", self.process, {"reason": reason[:LONGEST_REASON]}))
+            self._channel.send(Message("failure", self.process, {"reason": reason[:MAX_REASON]}))
         except OSError as error:
             log.debug("the coordinator has ended before this process: %s", error)
 
@@ -215,10 +215,10 @@ class CoordinatorClient:
         """
         self._leaving.set()
         if self._coordinator is not None:
-            self._coordinator.stop(self.process, reason[:LONGEST_REASON])
+            self._coordinator.stop(self.process, reason[:MAX_REASON])
             return
         try:
-            self._channel.send(Message("stop", self.process, {"reason": reason[:LONGEST_REASON]}))
+            self._channel.send(Message("stop", self.process, {"reason": reason[:MAX_REASON]}))
         except OSError as error:
             log.debug("the coordinator has ended before this process: %s", error)
 

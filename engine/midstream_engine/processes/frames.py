@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LENGTHS = struct.Struct(">IQ")
-LARGEST_HEADER = 1 << 20  # bytes; no midstream process sends more
+MAX_HEADER = 1 << 20  # bytes; no midstream process sends more
 
 
 class FrameError(Exception):
@@ -56,7 +56,7 @@ class Channel:
         if lengths is None:
             return None
         header_length, payload_length = _LENGTHS.unpack(lengths)
-        if header_length > LARGEST_HEADER:
+        if header_length > MAX_HEADER:
             raise FrameError(f"a header of {header_length} bytes")
         header, payload = self._read(header_length), self._read(payload_length)
         if header is None or payload is None:

@@ -73,8 +73,8 @@ def find_shared_file_systems(client: CoordinatorClient, directory: str) -> Share
     unique = {leader: f"{name}#{leader}" if name in twice else name for leader, name in names.items()}
     ids: tuple[str, ...] = ()
     if len(names) > 1:
-        found = client.exchange("place-id", _directory_id(os.path.join(directory, "checkpoints")).encode())
-        ids = tuple(text.decode() for text in found)
+        places = client.exchange("place-id", _directory_id(os.path.join(directory, "checkpoints")).encode())
+        ids = tuple(text.decode() for text in places)
     return SharedFileSystems(
         client.process,
         tuple(firsts),
@@ -109,7 +109,7 @@ def _first_visible(directory: str, files: list[str], process: int) -> int:
     deadline = time.monotonic() + VISIBILITY_TIMEOUT
     while True:
         there = set(os.listdir(directory))
-        found = next(number for number, file in enumerate(files) if file in there or number == process)
-        if found == 0 or time.monotonic() > deadline:
-            return found
+        first = next(number for number, file in enumerate(files) if file in there or number == process)
+        if first == 0 or time.monotonic() > deadline:
+            return first
         time.sleep(POLL_INTERVAL)

@@ -112,13 +112,13 @@ def _check_store(paths: records.RunPaths) -> None:
     Raises:
         EngineError: The run has checkpoints in another store; a new start beside them would lose them unnoticed.
     """
-    known = records.Store.read_or_none(paths.store_file)
-    if known is not None and known.url.rstrip("/") != paths.store.rstrip("/"):
+    store = records.Store.read_or_none(paths.store_file)
+    if store is not None and store.url.rstrip("/") != paths.store.rstrip("/"):
         raise EngineError(
-            f"run {paths.run_id} has its checkpoints under {known.url} "
+            f"run {paths.run_id} has its checkpoints under {store.url} "
             "(hint: set trainer.checkpointer.base_path to that, or choose another --trainer.id)"
         )
-    if known is None and paths.store:
+    if store is None and paths.store:
         here = os.path.join(paths.dir, "checkpoints")
         if os.path.isdir(here) and any(records.parse_checkpoint_name(name) for name in os.listdir(here)):
             raise EngineError(

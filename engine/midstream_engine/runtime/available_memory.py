@@ -15,8 +15,8 @@ def available_memory(root: str = "/") -> int | None:
 
     None where the system does not report it. ``root``: the directory that has ``proc`` and ``sys``.
     """
-    found = [room for room in (_of_machine(root), *_of_groups(root)) if room is not None]
-    return max(0, min(found)) if found else None
+    rooms = [room for room in (_of_machine(root), *_of_groups(root)) if room is not None]
+    return max(0, min(rooms)) if rooms else None
 
 
 def _of_machine(root: str) -> int | None:

@@ -88,12 +88,12 @@ class SharedCache:
 
     def _local(self) -> dict[str, int]:
         """Return the sizes of the programs in the directory."""
-        found = {}
+        settings = {}
         if os.path.isdir(self.directory):
             for entry in os.scandir(self.directory):
                 if entry.name.endswith(SUFFIX) and not entry.name.startswith("."):
-                    found[entry.name] = entry.stat().st_size
-        return found
+                    settings[entry.name] = entry.stat().st_size
+        return settings
 
     def _log_error(self, error: Exception) -> None:
         """Log the error unless the one before was the same."""

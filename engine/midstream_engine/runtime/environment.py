@@ -25,10 +25,10 @@ def versions() -> dict[str, str]:
     import platform
     from importlib import metadata
 
-    found = {"python": platform.python_version()}
+    packages = {"python": platform.python_version()}
     for package in ("midstream", "jax", "jaxlib", "haliax", "equinox", "optax", "numpy"):
         try:
-            found[package] = metadata.version(package)
+            packages[package] = metadata.version(package)
         except metadata.PackageNotFoundError:  # the engine bundle is not an installed distribution
             continue
-    return found
+    return packages

@@ -1,6 +1,6 @@
 """Where metrics go."""
 
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 
-__all__ = ["MetricsFile", "Recorder"]
+__all__ = ["MetricsFile", "MetricsRecorder"]

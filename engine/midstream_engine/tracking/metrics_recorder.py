@@ -12,7 +12,7 @@ from midstream_engine.tracking.metrics_file import MetricsFile
 log = logging.getLogger(__name__)
 
 
-class Recorder:
+class MetricsRecorder:
     """Recorder of rows: the caller's thread writes the file, others the trackers."""
 
     def __init__(self, file: MetricsFile, trackers: Sequence[BackgroundTracker] = ()) -> None:
@@ -41,7 +41,7 @@ class Recorder:
                 tracker.finish()
 
 
-def close_metrics(metrics: Recorder) -> None:
+def close_metrics(metrics: MetricsRecorder) -> None:
     """Close the metrics; an error replaces neither the end of training nor its reason.
 
     Rows that cannot be written are of steps without a checkpoint, which are trained again. With several processes a

@@ -10,7 +10,7 @@ from functools import partial
 from midstream_engine.config.tracker import TensorboardConfig, TrackerConfig, WandbConfig
 from midstream_engine.tracking.background_tracker import BackgroundTracker
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.tensorboard import TensorboardTracker
 from midstream_engine.tracking.wandb import WandbTracker
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def start_recorder(
     path: str, configs: Sequence[TrackerConfig], facts: RunFacts, *, process: int, start: int = 0
-) -> Recorder:
+) -> MetricsRecorder:
     """Open metrics.jsonl at ``path`` and start a tracker for each of ``configs``.
 
     Only process 0 starts trackers, so that one run has one writer. A missing package is logged as a warning.
@@ -43,4 +43,4 @@ def start_recorder(
             )
             continue
         trackers.append(BackgroundTracker(extra, make))
-    return Recorder(MetricsFile(path, start), trackers)
+    return MetricsRecorder(MetricsFile(path, start), trackers)

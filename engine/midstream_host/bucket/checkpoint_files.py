@@ -32,14 +32,14 @@ class BucketFiles:
 
     def _below(self, directory: str) -> Dict[str, StoredObject]:
         start = self._name(directory) + "/"
-        for listed, found in self._listed.items():
+        for listed, entries in self._listed.items():
             if start.startswith(listed):
-                return {path[len(start) :]: each for path, each in found.items() if path.startswith(start)}
-        found = self._client.entries(start)
-        if not found:
+                return {path[len(start) :]: entry for path, entry in entries.items() if path.startswith(start)}
+        entries = self._client.entries(start)
+        if not entries:
             raise FileNotFoundError(directory)
-        self._listed[start] = found
-        return {path[len(start) :]: each for path, each in found.items()}
+        self._listed[start] = entries
+        return {path[len(start) :]: entry for path, entry in entries.items()}
 
     def names(self, directory: str) -> List[str]:
         return sorted({path.split("/")[0] for path in self._below(directory)} - {""})
@@ -48,13 +48,13 @@ class BucketFiles:
         name = self._name(path)
         for listed, files in self._listed.items():
             if name.startswith(listed):
-                found = files.get(name)
+                entry = files.get(name)
                 break
         else:
-            found = self._client.look(name)
-        if found is None:
+            entry = self._client.look(name)
+        if entry is None:
             raise FileNotFoundError(path)
-        return found
+        return entry
 
     def is_file(self, path: str) -> bool:
         try:
@@ -64,9 +64,9 @@ class BucketFiles:
         return True
 
     def open(self, path: str) -> BinaryIO:
-        found = self._look(path)
-        raw = ObjectFile(self._client, found.path, found.size, found.version)
+        entry = self._look(path)
+        raw = ObjectFile(self._client, entry.path, entry.size, entry.version)
         return cast(BinaryIO, io.BufferedReader(raw, READ_AHEAD))
 
     def sizes(self, directory: str) -> Dict[str, int]:
-        return {path: each.size for path, each in self._below(directory).items()}
+        return {path: entry.size for path, entry in self._below(directory).items()}

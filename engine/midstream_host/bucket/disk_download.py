@@ -160,11 +160,11 @@ class _Download(disk_copy.DiskCopy):
             if complete and digest.hexdigest() != item["sha256"]:
                 os.unlink(part)  # no chunk of it is known to be right
                 _check(digest.hexdigest(), item)
-            for each in syncs:
-                each.result()
+            for sync in syncs:
+                sync.result()
             os.fsync(file)
         finally:
-            wait([*(each for _, each in reading), *syncs])
+            wait([*(piece for _, piece in reading), *syncs])
             os.close(file)
         if complete:
             self.stage.name(part, item["path"])
@@ -186,9 +186,9 @@ def _write(file: int, block: memoryview, start: int) -> int:
     return start
 
 
-def _check(found: str, item: CopyItem) -> None:
-    if found != item["sha256"]:
-        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(found))
+def _check(digest: str, item: CopyItem) -> None:
+    if digest != item["sha256"]:
+        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(digest))
 
 
 @program

@@ -51,9 +51,9 @@ class _Upload(disk_copy.DiskCopy):
             raise _unreadable(item, "missing") from None
         except OSError as error:
             raise _unreadable(item, "cannot be read: {}".format(error.strerror)) from None
-        if (found := os.fstat(file).st_size) < item["offset"] + item["length"]:
+        if (size := os.fstat(file).st_size) < item["offset"] + item["length"]:
             os.close(file)
-            raise _unreadable(item, _short(found, item))
+            raise _unreadable(item, _short(size, item))
         return file
 
     def _item(self, buffer: bytearray, file: int, item: CopyItem) -> None:
@@ -63,10 +63,10 @@ class _Upload(disk_copy.DiskCopy):
         finally:
             os.close(file)
         self.reports.received(len(buffer))
-        found = hashlib.sha256(buffer).hexdigest()
+        digest = hashlib.sha256(buffer).hexdigest()
         if item["length"] == item["size"]:
-            _check(found, item)
-        self.writes.item(buffer, item, found)
+            _check(digest, item)
+        self.writes.item(buffer, item, digest)
 
     def _parts(self, file: int, item: CopyItem) -> None:
         """Write a large object in parts, the last after its hash is verified."""
@@ -113,17 +113,17 @@ def _read(file: int, item: CopyItem, start: int, buffer: bytearray) -> None:
             filled += count
 
 
-def _check(found: str, item: CopyItem) -> None:
-    if found != item["sha256"]:
-        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(found))
+def _check(digest: str, item: CopyItem) -> None:
+    if digest != item["sha256"]:
+        raise ProblemError("hash", path=item["path"], message="SHA-256 is {}".format(digest))
 
 
 def _unreadable(item: CopyItem, what: str) -> ProblemError:
     return ProblemError("source", path=item["path"], message=what)
 
 
-def _short(found: int, item: CopyItem) -> str:
-    return "{} bytes, the manifest says {}".format(found, item["size"])
+def _short(size: int, item: CopyItem) -> str:
+    return "{} bytes, the manifest says {}".format(size, item["size"])
 
 
 @program

@@ -33,12 +33,12 @@ class RequestMemory:
             self._room.acquire()
         if size < KEPT or not self._free:
             return bytearray(size)
-        found = self._free.pop()
-        if len(found) > size:
-            del found[size:]
-        elif len(found) < size:
-            found.extend(bytes(size - len(found)))
-        return found
+        buffer = self._free.pop()
+        if len(buffer) > size:
+            del buffer[size:]
+        elif len(buffer) < size:
+            buffer.extend(bytes(size - len(buffer)))
+        return buffer
 
     def give(self, taken: bytearray) -> None:
         """Take memory back. No view of it may be left."""

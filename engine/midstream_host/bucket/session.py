@@ -87,9 +87,9 @@ def _served(
     present = list(tree.right(bucket, there, objects))
     for start in range(0, len(present), REPORT_OBJECTS):
         emit("present", objects=present[start : start + REPORT_OBJECTS])
-    known = set(present)
+    names = set(present)
     gathering = _Gathering(bucket)
-    for entry, chunks in _partial(bucket, there, [entry for entry in objects if entry["path"] not in known]):
+    for entry, chunks in _partial(bucket, there, [entry for entry in objects if entry["path"] not in names]):
         emit("part", path=entry["path"], chunks=chunks)
     emit("ready")
     by_path = {entry["path"]: entry for entry in objects}
@@ -124,7 +124,7 @@ def _partial(
                     ranges.append((int(numbers[0]), int(numbers[1])))
                     parts.append(part)
             hashes = pool.map(partial(tree.recorded_hash, bucket), parts)
-            chunks = [(offset, length, found) for (offset, length), found in zip(ranges, hashes) if found]
+            chunks = [(offset, length, digest) for (offset, length), digest in zip(ranges, hashes) if digest]
             if chunks:
                 yield entry, sorted(chunks)
 
@@ -153,16 +153,16 @@ class _Gathering:
         try:
             for offset, length in ranges:
                 path = part_path(entry, offset, length)
-                part = self._bucket.look(path)
-                if part is None:
+                joined = self._bucket.look(path)
+                if joined is None:
                     raise StoreError(
                         "{}/{} was deleted: another copy writes to this prefix".format(self._bucket.url, path)
                     )
-                digest.update(self._bucket.get(path, part.version)[0])
-                parts.append(part)
+                digest.update(self._bucket.get(path, joined.version)[0])
+                parts.append(joined)
             if digest.hexdigest() != entry["sha256"]:
-                for part in parts:
-                    self._bucket.delete(part.path, part.version)
+                for joined in parts:
+                    self._bucket.delete(joined.path, joined.version)
                 message = "SHA-256 is {}".format(digest.hexdigest())
                 emit("problem", kind="hash", path=entry["path"], message=message)
                 return
@@ -194,6 +194,6 @@ def _commit(
         except ObjectExistsError:
             if tree.text_or_none(bucket, manifest)[0] != text:
                 raise
-    left = [each for path, each in there.items() if path.startswith(INCOMING + "/")]
+    incomplete = [entry for path, entry in there.items() if path.startswith(INCOMING + "/")]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(bucket.delete, [each.path for each in left], [each.version for each in left]))
+        list(pool.map(bucket.delete, [entry.path for entry in incomplete], [entry.version for entry in incomplete]))

@@ -38,14 +38,14 @@ def missing(directory: str, objects: Sequence[CopyObject], access: JsonObject) -
 
 def _problems(bucket: BucketClient, objects: Sequence[CopyObject]) -> List[Tuple[FileName, Text]]:
     there = bucket.entries()
-    found: List[Tuple[FileName, Text]] = []
+    problems: List[Tuple[FileName, Text]] = []
     for entry in objects:
         stored = there.get(entry["path"]) or bucket.look(entry["path"])  # a listing may be behind
         if stored is None:
-            found.append((entry["path"], "missing"))
+            problems.append((entry["path"], "missing"))
         elif stored.size != entry["size"]:
-            found.append((entry["path"], "{} bytes, the manifest says {}".format(stored.size, entry["size"])))
-    return found
+            problems.append((entry["path"], "{} bytes, the manifest says {}".format(stored.size, entry["size"])))
+    return problems
 
 
 @reads(limit=MANIFEST_LIMIT)
@@ -96,15 +96,15 @@ def _flaw(bucket: BucketClient, entry: CopyObject, version: Optional[str]) -> Op
     return None
 
 
-def recorded_hash(bucket: BucketClient, found: StoredObject) -> Optional[str]:
+def recorded_hash(bucket: BucketClient, stored: StoredObject) -> Optional[str]:
     """Return the hash that was recorded with an object; None without one.
 
     A listing of S3 does not have it.
     """
-    if found.sha256 == "":
-        looked = bucket.look(found.path)
-        return None if looked is None or looked.version != found.version else looked.sha256
-    return found.sha256
+    if stored.sha256 == "":
+        looked = bucket.look(stored.path)
+        return None if looked is None or looked.version != stored.version else looked.sha256
+    return stored.sha256
 
 
 def right(bucket: BucketClient, there: Dict[str, StoredObject], objects: Iterable[CopyObject]) -> Iterator[str]:
@@ -114,9 +114,9 @@ def right(bucket: BucketClient, there: Dict[str, StoredObject], objects: Iterabl
     """
     candidates: List[Tuple[CopyObject, StoredObject]] = []
     for entry in objects:
-        found = there.get(entry["path"])
-        if found is not None and found.size == entry["size"]:
-            candidates.append((entry, found))
+        stored = there.get(entry["path"])
+        if stored is not None and stored.size == entry["size"]:
+            candidates.append((entry, stored))
 
     def is_right(pair: Tuple[CopyObject, StoredObject]) -> bool:
         entry, found = pair

@@ -121,7 +121,7 @@ class Writes:
             parts.uploading -= 1
             complete = parts.complete and not parts.uploading
         if complete:
-            given = [each for _, each in sorted(parts.uploaded.items())]
+            given = [piece for _, piece in sorted(parts.uploaded.items())]
             temporary = "{}/{}/joined".format(INCOMING, part_name(item))
             self._bucket.join(item["path"], given, item["size"], item["sha256"], temporary)
             self._reports.landed(objects=[item["path"]])

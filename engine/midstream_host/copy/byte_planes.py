@@ -51,16 +51,16 @@ def layout_of(data: bytes) -> Optional[PlaneLayout]:
 
 
 def _layout(sample: bytes, width: int) -> Optional[PlaneLayout]:
-    mask, left = 0, 0
+    mask, rest = 0, 0
     for plane in range(width):
         values = sample[plane::width]
         size = len(_deflated(values))
         if values and size <= MAX_PLANE * len(values):
             mask |= 1 << plane
-            left += size
+            rest += size
         else:
-            left += len(values)
-    return PlaneLayout(width, mask, left / len(sample)) if mask else None
+            rest += len(values)
+    return PlaneLayout(width, mask, rest / len(sample)) if mask else None
 
 
 def pack(data: bytes, layout: PlaneLayout) -> bytes:

@@ -76,7 +76,7 @@ def follow(root: str, run_id: str, attempt: int, sequence: int, since: int, size
             emit("complete", name=posixpath.basename(directory), objects=[entry])
 
         while True:
-            found = run_state.status(root, run_id, attempt)
+            process = run_state.status(root, run_id, attempt)
             newest = _newest(paths, attempt, since) if sizes else None
             if newest is not None and newest != name:
                 name, reported = newest, set()
@@ -85,13 +85,13 @@ def follow(root: str, run_id: str, attempt: int, sequence: int, since: int, size
                 for path in _complete(paths.checkpoint(name), sizes, reported):
                     reported.add(path)
                     pool.submit(report, paths.checkpoint(name), path)
-            if _answered(found, sequence):
+            if _answered(process, sequence):
                 over.set()
                 break
             time.sleep(POLL_INTERVAL)
     lock = ownership.migration_lock(root, run_id)
     described = run_state.describe(root, run_id)
-    emit("answered", status=found.status, running=found.running, described=described, migration_lock=lock)
+    emit("answered", status=process.status, running=process.running, described=described, migration_lock=lock)
     return 0
 
 
@@ -126,11 +126,11 @@ def tidy(directory: str) -> None:
     Stage(directory, "tidy").adopt([])
 
 
-def _answered(found: run_state.ProcessState, sequence: int) -> bool:
+def _answered(process: run_state.ProcessState, sequence: int) -> bool:
     """Return whether the attempt exited, or carried out or rejected the command."""
-    status = found.status
-    if status is None or not found.running:
-        return not found.running
+    status = process.status
+    if status is None or not process.running:
+        return not process.running
     return status.state in records.ENDED or status.rejected >= sequence
 
 
@@ -145,15 +145,15 @@ def _newest(paths: records.RunPaths, attempt: int, since: int) -> Optional[str]:
     return records.checkpoint_name(newest, attempt) if newest >= since else None
 
 
-def _complete(directory: str, sizes: Mapping[str, int], known: Set[str]) -> List[str]:
-    """Paths of objects that have all their bytes and are not among the ``known`` ones."""
-    found: List[str] = []
+def _complete(directory: str, sizes: Mapping[str, int], names: Set[str]) -> List[str]:
+    """Paths of objects that have all their bytes and are not among the ``names`` ones."""
+    complete: List[str] = []
     for path, size in sizes.items():
-        if path in known or not records.safe_relative(path):
+        if path in names or not records.safe_relative(path):
             continue
         try:
             if os.stat(posixpath.join(directory, path)).st_size == size:
-                found.append(path)
+                complete.append(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
-    return found
+    return complete

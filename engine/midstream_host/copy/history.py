@@ -131,13 +131,13 @@ def _event_files(directory: str) -> Iterator[str]:
 def sizes(root: str, run_id: str, paths: Sequence[str]) -> List[Optional[int]]:
     """Size of each file of the run, None where it is absent."""
     directory = records.RunPaths(root, records.check_run_id(run_id)).dir
-    found: List[Optional[int]] = []
+    lengths: List[Optional[int]] = []
     for path in paths:
         try:
-            found.append(size_of(directory, path))
+            lengths.append(size_of(directory, path))
         except FileNotFoundError:
-            found.append(None)
-    return found
+            lengths.append(None)
+    return lengths
 
 
 @reads(limit=PAGE_LIMIT)

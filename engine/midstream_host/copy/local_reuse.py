@@ -23,7 +23,7 @@ MANIFEST = "manifest.json"
 MANIFESTS = 256  # trees that are searched for objects, the newest ones
 
 
-def _elsewhere(root: str, directory: str, wanted: Set[Tuple[str, int]]) -> Dict[Tuple[str, int], List[Tuple[str, str]]]:
+def _elsewhere(root: str, directory: str, hashes: Set[Tuple[str, int]]) -> Dict[Tuple[str, int], List[Tuple[str, str]]]:
     """Find objects of other trees: (sha256, size) -> [(tree, path)].
 
     The hashes are those of the manifests; each object is hashed before it is used.
@@ -33,7 +33,7 @@ def _elsewhere(root: str, directory: str, wanted: Set[Tuple[str, int]]) -> Dict[
         for path in glob.glob(posixpath.join(glob.escape(root), pattern, MANIFEST)):
             with contextlib.suppress(OSError):
                 manifests.append((os.stat(path).st_mtime, path))
-    found: Dict[Tuple[str, int], List[Tuple[str, str]]] = {}
+    places: Dict[Tuple[str, int], List[Tuple[str, str]]] = {}
     for _, path in sorted(manifests, reverse=True)[:MANIFESTS]:
         parent = posixpath.dirname(path)
         if posixpath.realpath(parent) == posixpath.realpath(directory):
@@ -43,9 +43,9 @@ def _elsewhere(root: str, directory: str, wanted: Set[Tuple[str, int]]) -> Dict[
                 entries = json.load(file)["objects"]
             for entry in entries:
                 key = (entry["sha256"], entry["size"])
-                if key in wanted and _spelled(entry["path"]):
-                    found.setdefault(key, []).append((parent, entry["path"]))
-    return found
+                if key in hashes and _spelled(entry["path"]):
+                    places.setdefault(key, []).append((parent, entry["path"]))
+    return places
 
 
 def _matching_inode(directory: str, path: str, sha256: str) -> Optional[int]:
@@ -80,8 +80,8 @@ def _spelled(path: str) -> bool:
 
 def reuse(stage: Stage, root: str, absent: Sequence[CopyObject]) -> Iterator[str]:
     """Link or copy objects, hashed first, from another local tree; return their paths."""
-    found = _elsewhere(root, stage.directory, {(entry["sha256"], entry["size"]) for entry in absent})
-    if not found:
+    places = _elsewhere(root, stage.directory, {(entry["sha256"], entry["size"]) for entry in absent})
+    if not places:
         return
     from concurrent.futures import ThreadPoolExecutor  # slow to import, and most targets have nothing to reuse
 
@@ -89,7 +89,7 @@ def reuse(stage: Stage, root: str, absent: Sequence[CopyObject]) -> Iterator[str
 
     def one(entry: CopyObject) -> Optional[str]:
         part = stage.part(entry) + ".held"
-        for parent, path in found.get((entry["sha256"], entry["size"]), ())[:3]:
+        for parent, path in places.get((entry["sha256"], entry["size"]), ())[:3]:
             with contextlib.suppress(OSError):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(part)

@@ -87,7 +87,7 @@ class Assemblies:
         """
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-        incomplete = [each for each in self._open.values() if each.hashed < each.entry["size"]]
+        incomplete = [file for file in self._open.values() if file.hashed < file.entry["size"]]
         if incomplete and not self._failed:
             entry, count = incomplete[0].entry, incomplete[0].hashed
             message = "{}: {} bytes of {} have landed".format(entry["path"], count, entry["size"])
@@ -95,11 +95,11 @@ class Assemblies:
         return not incomplete and not self._failed
 
     def _settle(self, assembly: Assembly, part: str, descriptor: int) -> None:
-        entry, found = assembly.entry, assembly.digest.hexdigest()
-        if found != entry["sha256"]:
+        entry, digest = assembly.entry, assembly.digest.hexdigest()
+        if digest != entry["sha256"]:
             self._failed = True
             os.unlink(part)
-            emit("problem", kind="hash", path=entry["path"], message="SHA-256 is {}".format(found))
+            emit("problem", kind="hash", path=entry["path"], message="SHA-256 is {}".format(digest))
             return
         os.fsync(descriptor)
         self._stage.name(part, entry["path"])

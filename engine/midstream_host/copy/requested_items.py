@@ -54,16 +54,16 @@ class RequestedItems:
             what = "it was not requested, or not like this"
             raise ProblemError("unrequested", path=allowlist.shown(path), message=what)
         try:
-            found = allowlist.checked(kind, {"path": path, "size": size, "sha256": values[2]})
+            item = allowlist.checked(kind, {"path": path, "size": size, "sha256": values[2]})
         except allowlist.NotAllowedError as error:
             raise ProblemError("unrequested", path=allowlist.shown(path), message=str(error)) from None
         if type(offset) is not int or type(length) is not int or not 0 <= offset <= offset + length <= size:
             what = "bytes {} from {} of {}".format(length, offset, size)
             raise ProblemError("unrequested", path=path, message=what)
         return {
-            "path": found["path"],
-            "size": found["size"],
-            "sha256": found["sha256"],
+            "path": item["path"],
+            "size": item["size"],
+            "sha256": item["sha256"],
             "offset": offset,
             "length": length,
         }

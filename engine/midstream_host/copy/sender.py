@@ -235,8 +235,8 @@ def _peek(file: int, offset: int, count: int, most: int) -> bytes:
     return os.pread(file, min(most, count), offset)
 
 
-def _short(found: int, item: CopyItem) -> str:
-    return "{} bytes, the manifest says {}".format(found, item["size"] + item.get("begin", 0))
+def _short(size: int, item: CopyItem) -> str:
+    return "{} bytes, the manifest says {}".format(size, item["size"] + item.get("begin", 0))
 
 
 Take = Callable[[Sequence[CopyItem]], bool]

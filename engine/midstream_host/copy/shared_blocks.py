@@ -93,13 +93,13 @@ class SharedBlocks:
             return self.some(count)
         if count > LIMIT:
             raise ProblemError("protocol", message="a frame of {} bytes".format(count))
-        found = memoryview(bytearray(count))
+        data = memoryview(bytearray(count))
         filled = 0
         while filled < count:
             piece = self.some(count - filled)
-            found[filled : filled + len(piece)] = piece
+            data[filled : filled + len(piece)] = piece
             filled += len(piece)
-        return found
+        return data
 
     def some(self, most: int) -> memoryview:
         """Return between 1 and ``most`` bytes, none for 0. As `Bytes.some`."""

@@ -200,7 +200,7 @@ class Stage:
             generations = [name for name in os.listdir(self.incoming) if name != posixpath.basename(self.here)]
         except FileNotFoundError:
             return
-        wanted = {part_name(entry) for entry in objects}
+        names = {part_name(entry) for entry in objects}
         deadline = time.monotonic() + LOCK_TIMEOUT
         for name in generations:
             old = posixpath.join(self.incoming, name)
@@ -214,7 +214,7 @@ class Stage:
                     if not _locked(lock.fileno(), deadline):
                         continue
                     for part in os.listdir(old):
-                        if part in wanted and is_part(posixpath.join(old, part)):
+                        if part in names and is_part(posixpath.join(old, part)):
                             self.enter()
                             os.replace(posixpath.join(old, part), posixpath.join(self.here, part))
                     shutil.rmtree(old, ignore_errors=True)
@@ -223,10 +223,10 @@ class Stage:
 def is_part(path: str) -> bool:
     """Return whether it is a regular file without other hard links: safe to write to."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except FileNotFoundError:
         return False
-    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
 
 
 def part_name(entry: CopyObject) -> str:
@@ -343,15 +343,15 @@ def chunks(size: int, chunk: int = CHUNK) -> Iterator[Tuple[int, int]]:
 
 def chunk_hashes(path: str, size: int) -> List[List[JsonValue]]:
     """Hash the complete chunks of a part, without holes: ``[offset, length, sha256]``."""
-    found: List[List[JsonValue]] = []
+    hashes: List[List[JsonValue]] = []
     with os.fdopen(open_plain(path), "rb", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
         for offset, length in chunks(size):
             if offset + length > end:
                 break
             if not _is_hole(file.fileno(), offset, length):
-                found.append([offset, length, descriptor_sha256(file.fileno(), offset, length)])
-    return found
+                hashes.append([offset, length, descriptor_sha256(file.fileno(), offset, length)])
+    return hashes
 
 
 def _is_hole(descriptor: int, offset: int, length: int) -> bool:

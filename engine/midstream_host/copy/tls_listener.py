@@ -72,7 +72,7 @@ class Callers:
             now = time.monotonic()
             if now >= until:
                 raise OSError("no connection with the right certificate within {:.0f} s".format(seconds))
-            for sock in [each for each, deadline in self._deadlines.items() if deadline <= now]:
+            for sock in [connection for connection, deadline in self._deadlines.items() if deadline <= now]:
                 self._drop(sock)
             soonest = min([until, *self._deadlines.values()])
             for key, _ in self._selector.select(soonest - now):

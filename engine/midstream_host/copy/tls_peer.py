@@ -52,10 +52,10 @@ def _handshake(sock: "ssl.SSLSocket", seconds: float) -> None:
                 selector.modify(sock, selectors.EVENT_READ)
             except ssl.SSLWantWriteError:
                 selector.modify(sock, selectors.EVENT_WRITE)
-            left = until - time.monotonic()
-            if left <= 0:
+            remaining = until - time.monotonic()
+            if remaining <= 0:
                 raise OSError("the handshake did not end within {:.0f} s".format(seconds))
-            selector.select(left)
+            selector.select(remaining)
     sock.settimeout(seconds)
 
 
@@ -138,8 +138,8 @@ def addresses() -> List[str]:
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             found.append(str(entry[4][0]))
-    loopback = [each for each in found if each.startswith("127.") or each == "::1"]
-    return list(dict.fromkeys([each for each in found if each not in loopback] + loopback))
+    loopback = [address for address in found if address.startswith("127.") or address == "::1"]
+    return list(dict.fromkeys([address for address in found if address not in loopback] + loopback))
 
 
 @program

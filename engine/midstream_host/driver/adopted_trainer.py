@@ -65,7 +65,7 @@ def keep_fence_of_adopted(place: AttemptPlace) -> None:
         try:
             keep_fence(place)  # also once it has ended: the process of an earlier attempt may have ended it
         except FenceRejectedError as error:
-            left = trainer.end()
-            say("{}: process {} was ended{}".format(error, identity.pid, ", some processes remain" * bool(left)))
+            running = trainer.end()
+            say("{}: process {} was ended{}".format(error, identity.pid, ", some processes remain" * bool(running)))
             return
         time.sleep(FENCE_INTERVAL)

@@ -28,7 +28,7 @@ class AttemptGroup:
         self._place, self._node, self._nodes, self._left_after = place, node, nodes, left_after
         self._placed = posixpath.join(place.files.dir, PLACED)
         self._looked = 0.0
-        self._left: Optional[float] = None  # since when node 0 is known to have ended
+        self._first_exit: Optional[float] = None  # since when node 0 is known to have ended
 
     @property
     def is_first(self) -> bool:
@@ -70,20 +70,20 @@ class AttemptGroup:
         if self._nodes == 1 or time.monotonic() - self._looked < LOOK_INTERVAL:
             return
         self._looked = time.monotonic()
-        if self._left is None and not self.is_first and self._has_ended(0):
-            self._left = time.monotonic()
+        if self._first_exit is None and not self.is_first and self._has_ended(0):
+            self._first_exit = time.monotonic()
         for number in range(self._nodes):
             if number == self._node:
                 continue
-            found = self._status(number)
-            if found is not None and found.state == records.FAILED:
-                raise EndedEarlyError("node {} has failed: {}".format(number, found.message))
+            status = self._status(number)
+            if status is not None and status.state == records.FAILED:
+                raise EndedEarlyError("node {} has failed: {}".format(number, status.message))
             if self._was_killed(number):
                 raise EndedEarlyError("the driver of node {} was killed".format(number))
 
     def was_left(self) -> bool:
         """Whether node 0 ended so long ago that the trainer here does not end by itself."""
-        return self._left is not None and time.monotonic() - self._left > self._left_after
+        return self._first_exit is not None and time.monotonic() - self._first_exit > self._left_after
 
     def is_stopping(self) -> bool:
         """Whether node 0 has begun to stop its trainer, or has ended."""
@@ -97,18 +97,18 @@ class AttemptGroup:
             EndedEarlyError: One has not ended within ``seconds``.
         """
         deadline = time.monotonic() + seconds
-        left = list(range(1, self._nodes))
+        waiting = list(range(1, self._nodes))
         while True:
-            left = [number for number in left if not self._has_ended(number)]
-            if not left:
+            waiting = [number for number in waiting if not self._has_ended(number)]
+            if not waiting:
                 return
             if time.monotonic() > deadline:
-                raise EndedEarlyError("the trainer of node {} still runs".format(", ".join(map(str, left))))
+                raise EndedEarlyError("the trainer of node {} still runs".format(", ".join(map(str, waiting))))
             time.sleep(POLL_INTERVAL)
 
     def _has_ended(self, number: int) -> bool:
-        found = self._status(number)
-        return found is not None and found.state in records.ENDED
+        status = self._status(number)
+        return status is not None and status.state in records.ENDED
 
     def _was_killed(self, number: int) -> bool:
         """Whether a supervisor reports the exit of a driver whose status does not."""

@@ -21,14 +21,14 @@ def find_origin(place: AttemptPlace, command: Optional[records.Command]) -> "Tup
     Raises RecordError where the sealed checkpoint is missing.
     """
     paths = place.paths
-    since = [each for each in recorded_checkpoints.usable(paths) if each.epoch == place.epoch]
+    since = [manifest for manifest in recorded_checkpoints.usable(paths) if manifest.epoch == place.epoch]
     if place.start > 1 and since:
         return since[-1].name, since[-1].root_digest
     if command is not None and command.action in records.STARTS and command.checkpoint:
         return command.checkpoint, command.root_digest
-    found = recorded_checkpoints.usable(paths)
-    if found:
-        return found[-1].name, found[-1].root_digest
+    usable = recorded_checkpoints.usable(paths)
+    if usable:
+        return usable[-1].name, usable[-1].root_digest
     fence = save_fence.read_fence(paths)
     if fence is not None and fence.sealed_step is not None:
         raise records.RecordError(
@@ -72,14 +72,14 @@ def write_evidence(
     Raises:
         MismatchError: The files have another root digest.
     """
-    for wanted in (restored.recorded, expected):
-        if wanted is not None and restored.root_digest != wanted:
+    for digest in (restored.recorded, expected):
+        if digest is not None and restored.root_digest != digest:
             hint = " (hint: {} is damaged; move it away to continue from the checkpoint before it)".format(
                 place.paths.checkpoint(name)
             )
             raise work_directory.MismatchError(
                 "{} has root digest {}, expected is {}; the trainer is not started{}".format(
-                    name, restored.root_digest, wanted, hint if wanted == restored.recorded else ""
+                    name, restored.root_digest, digest, hint if digest == restored.recorded else ""
                 )
             )
     records.Restore(

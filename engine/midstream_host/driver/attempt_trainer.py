@@ -16,7 +16,7 @@ from midstream_host.driver.command_variables import with_variables
 from midstream_host.driver.metrics_source import open_source
 from midstream_host.driver.metrics_tail import MetricsTail
 from midstream_host.driver.run_file import RunFile, World
-from midstream_host.driver.trainer_process import Started
+from midstream_host.driver.trainer_process import StartedTrainer
 from midstream_host.driver.trainer_setup import Node, TrainerSetup
 
 
@@ -60,7 +60,7 @@ class AttemptTrainer(NamedTuple):
             return None
         return work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
 
-    def start(self, setup: TrainerSetup, checkpoint: str) -> Started:
+    def start(self, setup: TrainerSetup, checkpoint: str) -> StartedTrainer:
         """Start its processes on this node.
 
         Raises OSError where a program cannot be started, RecordError for a variable of the command that is not set.
@@ -69,7 +69,7 @@ class AttemptTrainer(NamedTuple):
         say("{} in {}: {}".format(setup.run.trainer, setup.directory, " ".join(commands[0])))  # without its secrets
         commands = [with_variables(words, own) for words, own in zip(commands, environments)]
         remove(setup.tap)
-        return Started(commands, environments, setup.directory, self.mark)
+        return StartedTrainer(commands, environments, setup.directory, self.mark)
 
     def open_tail(
         self, setup: TrainerSetup, path: str, first: int, *, started: Optional[float] = None, start: int = 0
@@ -101,11 +101,11 @@ def _checkpoints_in(setup: TrainerSetup, root: str) -> List[str]:
     """
     rule = rule_of(setup.run.checkpoints.rule)
     try:
-        found = search(setup.checkpoints, setup.run.checkpoints.pattern or rule.pattern)
+        search_result = search(setup.checkpoints, setup.run.checkpoints.pattern or rule.pattern)
     except SearchError as error:
         raise records.RecordError("checkpoints: {}".format(error)) from None
     others = work_directory.travelling(root, setup.run.files_digest)
-    found = [path for path in found if path not in others]
+    search_result = [path for path in search_result if path not in others]
     if rule.newest_file:
-        found += sorted({posixpath.join(posixpath.dirname(path), rule.newest_file) for path in found})
-    return found
+        search_result += sorted({posixpath.join(posixpath.dirname(path), rule.newest_file) for path in search_result})
+    return search_result

@@ -45,12 +45,22 @@ class CheckpointPlaces:
 
     def find(self) -> List[Checkpoint]:
         """Return the newest checkpoints; see `CheckpointFinder.find`."""
-        found = self._own.find()
-        for each in self._temporary.find() if self._temporary is not None else ():
-            files = [CheckpointFile(posixpath.join(self._other, file.path), file.size) for file in each.files]
-            path = posixpath.join(self._other, each.path)
-            found.append(Checkpoint(path, each.complete, each.reason, each.modified, files, each.stated, each.named))
-        return found
+        checkpoints = self._own.find()
+        for checkpoint in self._temporary.find() if self._temporary is not None else ():
+            files = [CheckpointFile(posixpath.join(self._other, file.path), file.size) for file in checkpoint.files]
+            path = posixpath.join(self._other, checkpoint.path)
+            checkpoints.append(
+                Checkpoint(
+                    path,
+                    checkpoint.complete,
+                    checkpoint.reason,
+                    checkpoint.modified,
+                    files,
+                    checkpoint.stated,
+                    checkpoint.named,
+                )
+            )
+        return checkpoints
 
     def relative(self, directory: str, path: str) -> "tuple[str, str]":
         """Return the directory of a path that was found, and the path below it."""
@@ -69,5 +79,5 @@ def environment_of(pid: int) -> Mapping[str, str]:
 
 def _is_below(path: str, directory: str) -> bool:
     """Return whether a path is searched with a directory anyway."""
-    one, other = os.path.realpath(path), os.path.realpath(directory)
-    return os.path.commonpath([one, other]) == other
+    here, other = os.path.realpath(path), os.path.realpath(directory)
+    return os.path.commonpath([here, other]) == other

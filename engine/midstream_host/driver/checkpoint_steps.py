@@ -52,83 +52,83 @@ class CheckpointSteps:
         self._before: Optional[int] = None
         self.problem = ""
 
-    def look(self, found: List[Checkpoint], logged: Optional[Logged]) -> None:
+    def look(self, checkpoints: List[Checkpoint], logged: Optional[Logged]) -> None:
         """Note when each checkpoint appeared.
 
         ``logged``: None where it is not known.
         """
         if logged is None or not logged.rows:
             return
-        known, self._appeared = self._appeared, {}
-        for each in found:
-            complete = identity_of(each) if each.complete else None
-            seen = known.get(each.path)
+        before, self._appeared = self._appeared, {}
+        for checkpoint in checkpoints:
+            complete = identity_of(checkpoint) if checkpoint.complete else None
+            seen = before.get(checkpoint.path)
             if seen is None or (seen.identity is not None and seen.identity != complete):
                 seen = _Appearance(complete, self._before, logged.step, time.monotonic())
             if time.monotonic() <= seen.time + PROMPT:
                 seen = seen._replace(after=logged.step)
-            self._appeared[each.path] = seen._replace(identity=complete or seen.identity)
+            self._appeared[checkpoint.path] = seen._replace(identity=complete or seen.identity)
         self._before = logged.step
 
-    def step_of(self, found: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> Optional[int]:
+    def step_of(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> Optional[int]:
         """Return the step of a complete checkpoint; None if unknown: see `problem`.
 
         Args:
-            found: The checkpoint.
+            checkpoint: The checkpoint.
             others: All checkpoints, whose names show how far apart they are.
             logged: What the trainer has logged; None: it is not known, and names are believed.
         """
         self.problem = ""
-        stated, named = found.stated, found.named
-        behind = self._steps_behind(found, others, logged)
+        stated, named = checkpoint.stated, checkpoint.named
+        behind = self._steps_behind(checkpoint, others, logged)
         if behind:
-            if named not in (None, stated) and self._agrees(found, others, logged):
+            if named not in (None, stated) and self._agrees(checkpoint, others, logged):
                 return named
             what = "{} has step {}, and {} steps were logged when it appeared (hint: {})"
-            self.problem = what.format(found.path, stated, behind, LOG_HINT)
+            self.problem = what.format(checkpoint.path, stated, behind, LOG_HINT)
             return None
         if named is None or named == stated:
             if stated is None:
-                self.problem = "{}: {}".format(found.path, why_left_out(self._rule.name_hint, found))
+                self.problem = "{}: {}".format(checkpoint.path, why_left_out(self._rule.name_hint, checkpoint))
             return stated
         if stated is not None and not self._rule.counts_updates:
             return stated
-        if logged is None or self._agrees(found, others, logged):
+        if logged is None or self._agrees(checkpoint, others, logged):
             return named
         if stated is None:
             done = "no step is logged yet"
             if logged.rows:
-                done = "{} steps were logged when it appeared".format(self._appeared[found.path].after)
+                done = "{} steps were logged when it appeared".format(self._appeared[checkpoint.path].after)
             what = "the number {} in the name of {} is not shown to be its step: {} (hint: {})"
-            self.problem = what.format(named, found.path, done, self._rule.name_hint)
+            self.problem = what.format(named, checkpoint.path, done, self._rule.name_hint)
         return stated
 
-    def is_older(self, found: Checkpoint, step: int) -> bool:
+    def is_older(self, checkpoint: Checkpoint, step: int) -> bool:
         """Return whether a checkpoint is of a step below the attempt's first."""
-        counted = found.named if self._rule.counts_updates else None  # the optimizer's count may be behind it
+        counted = checkpoint.named if self._rule.counts_updates else None  # the optimizer's count may be behind it
         return max(step, counted or 0) < self._first
 
-    def _steps_behind(self, found: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> int:
+    def _steps_behind(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> int:
         """Return the steps that were logged when a script's checkpoint appeared, or 0.
 
         The result is 0 where the step in the checkpoint's state may be right. A save in the background may be late,
         by less than two save intervals.
         """
-        appeared = self._appeared.get(found.path)
-        if not self._rule.of_scripts or found.stated is None or logged is None or appeared is None:
+        appeared = self._appeared.get(checkpoint.path)
+        if not self._rule.of_scripts or checkpoint.stated is None or logged is None or appeared is None:
             return 0
-        lower = [other.stated for other in others if other.stated is not None and other.stated < found.stated]
-        interval = found.stated - max([self._first if self._first < found.stated else 0, *lower])
+        lower = [other.stated for other in others if other.stated is not None and other.stated < checkpoint.stated]
+        interval = checkpoint.stated - max([self._first if self._first < checkpoint.stated else 0, *lower])
         before = appeared.before if appeared.before is not None else 0
-        return before if before - 2 * interval - logged.interval > found.stated else 0
+        return before if before - 2 * interval - logged.interval > checkpoint.stated else 0
 
-    def _agrees(self, found: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> bool:
+    def _agrees(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> bool:
         """Return whether the number in a name is the step, by the curve.
 
         The step is about the one that was logged when the checkpoint appeared. If the trainer saves in the background,
         it is at most a save interval behind, by the other names.
         """
-        appeared, named = self._appeared.get(found.path), found.named
+        appeared, named = self._appeared.get(checkpoint.path), checkpoint.named
         if appeared is None or named is None or logged is None:
             return False
         names = [other.named for other in others if other.named is not None]
@@ -138,18 +138,18 @@ class CheckpointSteps:
         return before - interval - logged.interval <= named <= last + logged.interval
 
 
-def why_left_out(hint: str, found: Checkpoint) -> str:
+def why_left_out(hint: str, checkpoint: Checkpoint) -> str:
     """Return the reason for which a checkpoint is not used; empty where none shows.
 
     ``hint``: what makes its step known.
 
     A complete checkpoint without a step is unknown, not absent.
     """
-    if found.complete and found.step is None:
+    if checkpoint.complete and checkpoint.step is None:
         return "it is complete, and nothing shows its step (hint: {})".format(hint)
-    return found.reason
+    return checkpoint.reason
 
 
-def identity_of(found: Checkpoint) -> Tuple[JsonValue, ...]:
+def identity_of(checkpoint: Checkpoint) -> Tuple[JsonValue, ...]:
     """Return what changes when a checkpoint is written again."""
-    return found.modified, found.step, tuple((file.path, file.size) for file in found.files)
+    return checkpoint.modified, checkpoint.step, tuple((file.path, file.size) for file in checkpoint.files)

@@ -25,7 +25,7 @@ from midstream_host.driver.work_directory import travelling
 
 SCAN_INTERVAL = 0.5  # seconds
 RETRY_INTERVAL = 10.0  # seconds until a checkpoint that could not be recorded is tried again, doubled each time
-LONGEST_RETRY = 300.0
+MAX_RETRY = 300.0
 QUIET = 5.0  # seconds without a change after which files that do not show their end count as complete
 
 
@@ -67,7 +67,7 @@ class CheckpointWatch:
         self._start = start
         self._setup, self._paths, self._attempt, self._epoch, self._versions = setup, paths, attempt, epoch, versions
         self.newest: Optional[records.Manifest] = next(
-            (each for each in reversed(recorded_checkpoints.usable(paths)) if each.step == first), None
+            (manifest for manifest in reversed(recorded_checkpoints.usable(paths)) if manifest.step == first), None
         )
         self.newest_step = first if self.newest is not None else -1  # of the newest complete one that was found
         checkpoints = setup.run.checkpoints
@@ -117,14 +117,14 @@ class CheckpointWatch:
         if self._refused:
             return recorded
         try:
-            found = self._find(settle, ended_well, logged)
+            checkpoint = self._find(settle, ended_well, logged)
         except (OSError, ValueError) as error:
             self.problem = "checkpoints cannot be looked for: {}".format(error)[:300]
             return recorded
-        if found is None or (not settle and self._fails_still(found)):
+        if checkpoint is None or (not settle and self._fails_still(checkpoint)):
             return recorded
-        self.newest_step = max(self.newest_step, found.step)
-        self._thread = threading.Thread(target=self._record, args=(found,), name="recording", daemon=True)
+        self.newest_step = max(self.newest_step, checkpoint.step)
+        self._thread = threading.Thread(target=self._record, args=(checkpoint,), name="recording", daemon=True)
         self._thread.start()
         if settle:
             self._thread.join()
@@ -136,12 +136,18 @@ class CheckpointWatch:
         above = -1 if self.newest is None else self.newest.step
         own = self._own(logged)
         if self.older is None:
-            self.older = next((each for step, each in own if self._steps.is_older(each, step)), None)
-        complete = [(step, each) for step, each in own if step > above and not self._is_ahead(step, each.path, logged)]
+            self.older = next((checkpoint for step, checkpoint in own if self._steps.is_older(checkpoint, step)), None)
+        complete = [
+            (step, checkpoint)
+            for step, checkpoint in own
+            if step > above and not self._is_ahead(step, checkpoint.path, logged)
+        ]
         partial = [] if ended_well else [pair for pair in complete if self._may_be_partial(pair[1])]
         self._is_first_look = False
         self._unchanged = {
-            each.path: self._unchanged[each.path] for _, each in complete if each.path in self._unchanged
+            checkpoint.path: self._unchanged[checkpoint.path]
+            for _, checkpoint in complete
+            if checkpoint.path in self._unchanged
         }
         complete = [pair for pair in complete if pair not in partial]
         if partial and settle:
@@ -162,34 +168,38 @@ class CheckpointWatch:
 
         A later checkpoint without a known step is the `problem`: unknown is not absent.
         """
-        found = self._places.find()
-        self._steps.look(found, logged)
-        known: List[Tuple[int, Checkpoint]] = []
+        checkpoints = self._places.find()
+        self._steps.look(checkpoints, logged)
+        own: List[Tuple[int, Checkpoint]] = []
         unknown: List[Tuple[float, str]] = []
-        for each in found:
-            if each.complete and self._is_own(each) and not self._travels(each):
-                self.written.setdefault(each.path, time.monotonic())
-                step = self._steps.step_of(each, found, logged)
+        for checkpoint in checkpoints:
+            if checkpoint.complete and self._is_own(checkpoint) and not self._travels(checkpoint):
+                self.written.setdefault(checkpoint.path, time.monotonic())
+                step = self._steps.step_of(checkpoint, checkpoints, logged)
                 if step is not None:
-                    known.append((step, each))
+                    own.append((step, checkpoint))
                 else:
-                    unknown.append((each.modified, self._steps.problem))
+                    unknown.append((checkpoint.modified, self._steps.problem))
         modified, why = max(unknown, default=(0.0, ""))
-        if why and modified > max((each.modified for _, each in known), default=0.0):
+        if why and modified > max((checkpoint.modified for _, checkpoint in own), default=0.0):
             self.problem = why[:300]
-        return known
+        return own
 
     def _find_present(self, started: Optional[float]) -> Dict[str, Tuple[JsonValue, ...]]:
         """Return the checkpoints of earlier processes, as they are now."""
         try:
-            found = self._places.find()
+            checkpoints = self._places.find()
         except (OSError, ValueError) as error:
             raise records.RecordError("checkpoints cannot be looked for: {}".format(error)[:300]) from None
-        return {each.path: identity_of(each) for each in found if started is None or each.modified < started}
+        return {
+            checkpoint.path: identity_of(checkpoint)
+            for checkpoint in checkpoints
+            if started is None or checkpoint.modified < started
+        }
 
-    def _is_own(self, found: Checkpoint) -> bool:
+    def _is_own(self, checkpoint: Checkpoint) -> bool:
         """Return whether the trainer of this attempt has written a checkpoint."""
-        return self._present.get(found.path) != identity_of(found)
+        return self._present.get(checkpoint.path) != identity_of(checkpoint)
 
     def _is_ahead(self, step: int, path: str, logged: Optional[Logged]) -> bool:
         """Return whether a step is more than a save interval above the logged.
@@ -209,41 +219,41 @@ class CheckpointWatch:
         self.problem = what.format(path, step, logged.step, interval)[:300]
         return True
 
-    def _travels(self, found: Checkpoint) -> bool:
+    def _travels(self, checkpoint: Checkpoint) -> bool:
         """Return whether a checkpoint is one of the files that travel."""
-        path = posixpath.join(self._setup.checkpoints, found.path)
+        path = posixpath.join(self._setup.checkpoints, checkpoint.path)
         return posixpath.relpath(path, self._setup.directory) in self._others
 
-    def _may_be_partial(self, found: Checkpoint) -> bool:
+    def _may_be_partial(self, checkpoint: Checkpoint) -> bool:
         """Return whether the trainer may still be writing a checkpoint.
 
         A checkpoint may be partial if it does not show its end and changed a moment ago, also after the trainer was
         ended. The clock of a shared disk may be another: its times count only for what the first look finds.
         """
-        if rule_of(self._setup.run.checkpoints.rule).shows_end(found):
+        if rule_of(self._setup.run.checkpoints.rule).shows_end(checkpoint):
             return False
         try:
-            stats = [os.stat(posixpath.join(self._setup.checkpoints, file.path)) for file in found.files]
+            stats = [os.stat(posixpath.join(self._setup.checkpoints, file.path)) for file in checkpoint.files]
         except FileNotFoundError:
             return True
         files = [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
-        known, since = self._unchanged.get(found.path, (None, 0.0))
-        if known != files:
+        identity, since = self._unchanged.get(checkpoint.path, (None, 0.0))
+        if identity != files:
             age = max(0.0, time.time() - max(stat.st_ctime for stat in stats)) if self._is_first_look else 0.0
             since = time.monotonic() - age
-            self._unchanged[found.path] = files, since
+            self._unchanged[checkpoint.path] = files, since
         return time.monotonic() - since < QUIET
 
-    def _fails_still(self, found: TrainerCheckpoint) -> bool:
+    def _fails_still(self, checkpoint: TrainerCheckpoint) -> bool:
         """Return whether a checkpoint failed so recently that it is not tried again."""
-        return (found.path, found.step) == self._failed and time.monotonic() < self._again
+        return (checkpoint.path, checkpoint.step) == self._failed and time.monotonic() < self._again
 
-    def _record(self, found: TrainerCheckpoint) -> None:
+    def _record(self, checkpoint: TrainerCheckpoint) -> None:
         try:
             self._done = recorded_checkpoints.record(
                 self._paths,
                 self._setup.run,
-                found,
+                checkpoint,
                 self._attempt,
                 self._epoch,
                 self._versions,
@@ -252,9 +262,9 @@ class CheckpointWatch:
             )
             recorded_checkpoints.prune(self._paths, self._attempt, own=(self._epoch, self._start))
         except (OSError, records.RecordError, FenceUnreadableError) as error:
-            same = (found.path, found.step) == self._failed
-            self._wait = min(2 * self._wait, LONGEST_RETRY) if same else RETRY_INTERVAL
-            self._failed, self._again = (found.path, found.step), time.monotonic() + self._wait
+            same = (checkpoint.path, checkpoint.step) == self._failed
+            self._wait = min(2 * self._wait, MAX_RETRY) if same else RETRY_INTERVAL
+            self._failed, self._again = (checkpoint.path, checkpoint.step), time.monotonic() + self._wait
             self._error = error
         except Exception as error:  # noqa: BLE001  raised by the driver's thread
             self._error = error

@@ -132,9 +132,9 @@ class DrivenAttempt:
     def _train(self, run: RunFile, command: Optional[records.Command], attach: int, started: int) -> int:
         place, setup = self._place, self._launch.setup(run, self._launch.directory(run))
         began = time.monotonic()
-        found = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
+        installed = versions(self._python, tuple(dict.fromkeys([*PACKAGES, *run.environment.packages])), os.environ)
         name, digest = find_origin(place, command)
-        self.status.update(state=records.RESTORING if name else records.STARTING, epoch=place.epoch, versions=found)
+        self.status.update(state=records.RESTORING if name else records.STARTING, epoch=place.epoch, versions=installed)
         # Before anything is moved: another trainer may be writing there.
         if not attach:
             refuse_adopted(place)
@@ -154,7 +154,9 @@ class DrivenAttempt:
         if other.problem:
             note(self.status, other.problem)
         setup = dataclasses.replace(setup, elsewhere=other.folder)
-        watch = CheckpointWatch(setup, place.paths, place.number, place.epoch, found, step, since, start=place.start)
+        watch = CheckpointWatch(
+            setup, place.paths, place.number, place.epoch, installed, step, since, start=place.start
+        )
         complete = why_complete(run, restored) if restored is not None else ""
         if restored is not None and self._group.is_first and not complete:
             evidence = StartEvidence(place.files.trainer_evidence, restored, self._world.nodes)

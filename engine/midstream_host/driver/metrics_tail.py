@@ -22,7 +22,7 @@ from midstream_host.driver.rows_since_start import RowsSinceStart
 
 PASS_TIMEOUT = 300.0  # seconds for the metrics of earlier attempts: about 1 GB
 PROMPT = 2.0  # seconds between a row's own time and its reading, up to which a source does not lag
-MOST_LOSSES = 64  # that are compared with those of rows that repeat a step
+MAX_LOSSES = 64  # that are compared with those of rows that repeat a step
 APART = ("global_step", "time", COUNTED, records.START_NUMBER)  # fields of a row that are no values
 
 
@@ -94,8 +94,8 @@ class MetricsTail:
             now, alone = time.time(), sum(LOSS in row for part in parts for row in part.rows) == 1
             for part in parts:
                 self.problem = "{}: {}".format(part.source, part.problem)[:300] if part.problem else ""
-                for found in part.rows:
-                    self._write(part, found, now, alone=alone)
+                for row in part.rows:
+                    self._write(part, row, now, alone=alone)
             read = any(part.rows for part in parts)
             parts = self._read() if read else []
         self._settle()
@@ -124,8 +124,8 @@ class MetricsTail:
             before = copy.deepcopy(self._reader.state)
             for part in self._read():
                 if part.modified is None or part.modified >= started:
-                    known = parts.setdefault(part.part, RowsOfPart(part.source, part.part, []))
-                    known.rows.extend(row for row in part.rows if not _is_older(row, started))
+                    rows = parts.setdefault(part.part, RowsOfPart(part.source, part.part, []))
+                    rows.rows.extend(row for row in part.rows if not _is_older(row, started))
         now = time.time()
         for part in parts.values():
             for row in part.rows[_last_beginning(part.rows) :]:
@@ -188,7 +188,7 @@ class MetricsTail:
             self._evaluated = step + 1
             return row
         self._losses[step] = values[LOSS]
-        self._losses.pop(next(iter(self._losses)) if len(self._losses) > MOST_LOSSES else -1, None)
+        self._losses.pop(next(iter(self._losses)) if len(self._losses) > MAX_LOSSES else -1, None)
         done = step + 1 - self.step
         # Rows that are read together have one time: nothing shows how long each step took.
         timed = own is not None or alone
@@ -211,17 +211,17 @@ class MetricsTail:
 
         Which one is recorded is left to chance.
         """
-        known, loss = self._losses.get(step), values.get(LOSS)
-        if known is not None and loss is not None and known != loss:
+        before, loss = self._losses.get(step), values.get(LOSS)
+        if before is not None and loss is not None and before != loss:
             self.conflict = (
                 "two rows of step {} have the losses {:.6g} and {:.6g}: comparisons of losses will fail (hint: log "
-                "one loss a step, from one process)".format(step, known, loss)
+                "one loss a step, from one process)".format(step, before, loss)
             )
 
 
 def _own_time(row: JsonObject) -> Optional[float]:
-    found = row.get("time")
-    return float(found) if isinstance(found, (int, float)) and found > 0 else None
+    seconds = row.get("time")
+    return float(seconds) if isinstance(seconds, (int, float)) and seconds > 0 else None
 
 
 def _is_older(row: JsonObject, started: float) -> bool:
@@ -231,14 +231,14 @@ def _is_older(row: JsonObject, started: float) -> bool:
 
 def _last_beginning(rows: List[Row]) -> int:
     """Return the index of the last row with a loss where steps begin again, or 0."""
-    found, highest = 0, -1
+    index_found, highest = 0, -1
     for index, row in enumerate(rows):
         if LOSS in row:
             step = int_of(row["global_step"])
             if step < highest:
-                found = index
+                index_found = index
             highest = step
-    return found
+    return index_found
 
 
 def read_rows(path: str) -> List[Row]:

@@ -16,7 +16,7 @@ OPENED, LOST, IGNORED = 0x20, 0x4000, 0x8000  # IN_OPEN, IN_Q_OVERFLOW, IN_IGNOR
 IS_DIRECTORY = 0x40000000
 _EVENT = struct.Struct("iIII")
 READ = 1 << 16
-MOST_DIRECTORIES = 2048  # a user may have 8192 watches
+MAX_DIRECTORIES = 2048  # a user may have 8192 watches
 
 
 class OpenedFiles:
@@ -34,7 +34,7 @@ class OpenedFiles:
         self._descriptor = -1
         libc = ctypes.CDLL(None, use_errno=True)
         parents = sorted({posixpath.dirname(path) for path in files})
-        if len(parents) > MOST_DIRECTORIES:
+        if len(parents) > MAX_DIRECTORIES:
             self.problem = "its files are in {} directories".format(len(parents))
             return
         self._descriptor = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -70,7 +70,7 @@ class OpenedFiles:
                 self.problem = "the driver has read it at the same time"
 
     def _opened_in(self, data: bytes) -> Set[str]:
-        found: Set[str] = set()
+        paths: Set[str] = set()
         at = 0
         while at < len(data):
             watched, mask, _, length = _EVENT.unpack_from(data, at)
@@ -81,8 +81,8 @@ class OpenedFiles:
             elif mask & OPENED and not mask & IS_DIRECTORY and watched in self._watched:
                 path = posixpath.join(self._watched[watched], name)
                 if path in self.files:
-                    found.add(path)
-        return found
+                    paths.add(path)
+        return paths
 
     def close(self) -> None:
         """End the watch."""

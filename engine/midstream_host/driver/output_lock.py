@@ -16,7 +16,7 @@ from typing import Optional
 from midstream_host.driver.attempt_place import AttemptPlace, EndedEarlyError, say
 from midstream_host.driver.trainer_setup import TrainerSetup
 
-LONGEST = 4096  # bytes of a run's directory
+MAX_PATH = 4096  # bytes of a run's directory
 
 
 def lock_output(place: AttemptPlace, setup: TrainerSetup) -> Optional[int]:
@@ -38,7 +38,7 @@ def lock_output(place: AttemptPlace, setup: TrainerSetup) -> Optional[int]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = os.read(descriptor, LONGEST).decode("utf-8", "replace").strip()
+        owner = os.read(descriptor, MAX_PATH).decode("utf-8", "replace").strip()
         os.close(descriptor)
         if owner == place.paths.dir:
             return None

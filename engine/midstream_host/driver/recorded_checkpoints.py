@@ -43,14 +43,14 @@ class TrainerCheckpoint(NamedTuple):
     files: Tuple[str, ...]
 
 
-def record(paths: records.RunPaths, run: RunFile, found: TrainerCheckpoint, attempt: int, epoch: int,
+def record(paths: records.RunPaths, run: RunFile, checkpoint: TrainerCheckpoint, attempt: int, epoch: int,
            versions: Dict[str, str], world: int, start: int = 0) -> Optional[records.Manifest]:  # fmt: skip
     """Record a checkpoint; return its manifest, None if the trainer has removed it.
 
     Args:
         paths: Paths of the run.
         run: Its run file.
-        found: The checkpoint as found on the disk.
+        checkpoint: The checkpoint as found on the disk.
         attempt: Number of the attempt.
         epoch: Epoch of the attempt.
         versions: Versions of the environment's packages, for the manifest.
@@ -63,35 +63,35 @@ def record(paths: records.RunPaths, run: RunFile, found: TrainerCheckpoint, atte
         RecordError: The trainer has written it while it was recorded, or its copy is not complete.
         OSError: The disk is full, or cannot be read.
     """
-    name = records.checkpoint_name(found.step, attempt)
+    name = records.checkpoint_name(checkpoint.step, attempt)
     directory = paths.checkpoint(name)
     known = records.Manifest.read_or_none(posixpath.join(directory, records.MANIFEST))
     if known is not None:
         return known
     with records.locked(paths.lock):  # a newer start may be recording the same step
-        save_fence.check(paths, epoch, found.step, start)
+        save_fence.check(paths, epoch, checkpoint.step, start)
         shutil.rmtree(directory, ignore_errors=True)  # of a driver that was killed
     entries: List[records.ObjectEntry] = []
-    before = _signature(found)
-    if {path for path, _, _ in before} != set(found.files):
-        return _unrecorded(found, directory, before)
+    before = _signature(checkpoint)
+    if {path for path, _, _ in before} != set(checkpoint.files):
+        return _unrecorded(checkpoint, directory, before)
     try:
-        for path in found.files:
+        for path in checkpoint.files:
             entries.append(
-                _take(posixpath.join(found.directory, path), directory, path, link=not run.checkpoints.rewritten)
+                _take(posixpath.join(checkpoint.directory, path), directory, path, link=not run.checkpoints.rewritten)
             )
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, FileNotFoundError):  # the trainer has removed it
             return None
         raise
-    still = _is_still(run, found, posixpath.join(directory, FILES), world)
-    if not still or not _signature(found) <= before:  # what it has removed by now is in the copy
-        return _unrecorded(found, directory, before)
+    still = _is_still(run, checkpoint, posixpath.join(directory, FILES), world)
+    if not still or not _signature(checkpoint) <= before:  # what it has removed by now is in the copy
+        return _unrecorded(checkpoint, directory, before)
     state: Dict[str, JsonValue] = {
-        "step": found.step,
+        "step": checkpoint.step,
         "trainer": run.trainer,
-        "path": found.path,
+        "path": checkpoint.path,
         "rule": run.checkpoints.rule,
         "files": {entry.path[len(FILES) + 1 :]: entry.sha256 for entry in entries},
         "data_digest": run.files_digest,
@@ -104,7 +104,7 @@ def record(paths: records.RunPaths, run: RunFile, found: TrainerCheckpoint, atte
         format=records.FORMAT,
         version=records.FORMAT_VERSION,
         run_id=paths.run_id,
-        step=found.step,
+        step=checkpoint.step,
         attempt=attempt,
         epoch=epoch,
         created=time.time(),
@@ -115,47 +115,52 @@ def record(paths: records.RunPaths, run: RunFile, found: TrainerCheckpoint, atte
     )
     _sync(directory)
     with records.locked(paths.lock):
-        save_fence.check(paths, epoch, found.step, start)
+        save_fence.check(paths, epoch, checkpoint.step, start)
         manifest.write(posixpath.join(directory, records.MANIFEST))
     return manifest
 
 
-def _signature(found: TrainerCheckpoint) -> Set[Tuple[str, int, int]]:
+def _signature(checkpoint: TrainerCheckpoint) -> Set[Tuple[str, int, int]]:
     """Return path, size and time of each file of a checkpoint.
 
     None where the trainer has removed it. Raises RecordError.
     """
     try:
-        files = CheckpointTree(posixpath.join(found.directory, found.path)).signature
+        files = CheckpointTree(posixpath.join(checkpoint.directory, checkpoint.path)).signature
     except FileNotFoundError:
         return set()
     except IncompleteError as error:
-        raise records.RecordError("checkpoint of step {}: {}".format(found.step, error)) from None
-    return {(posixpath.join(found.path, name) if name else found.path, size, time) for name, size, time in files}
+        raise records.RecordError("checkpoint of step {}: {}".format(checkpoint.step, error)) from None
+    return {
+        (posixpath.join(checkpoint.path, name) if name else checkpoint.path, size, time) for name, size, time in files
+    }
 
 
-def _unrecorded(found: TrainerCheckpoint, directory: str, before: Set[Tuple[str, int, int]]) -> None:
+def _unrecorded(checkpoint: TrainerCheckpoint, directory: str, before: Set[Tuple[str, int, int]]) -> None:
     """Remove the copy of a checkpoint that is not recorded.
 
     Raises RecordError where the trainer has not removed the checkpoint.
     """
     shutil.rmtree(directory, ignore_errors=True)
-    now = _signature(found)
-    if now == before and {path for path, _, _ in now} == set(found.files):
-        raise records.RecordError("the copy of the checkpoint of step {} is not complete".format(found.step))
+    now = _signature(checkpoint)
+    if now == before and {path for path, _, _ in now} == set(checkpoint.files):
+        raise records.RecordError("the copy of the checkpoint of step {} is not complete".format(checkpoint.step))
     if now:
-        raise records.RecordError("checkpoint of step {} changed while it was recorded".format(found.step))
+        raise records.RecordError("checkpoint of step {} changed while it was recorded".format(checkpoint.step))
 
 
-def _is_still(run: RunFile, found: TrainerCheckpoint, directory: str, world: int) -> bool:
+def _is_still(run: RunFile, checkpoint: TrainerCheckpoint, directory: str, world: int) -> bool:
     """Return whether what was taken is the complete checkpoint of that step.
 
     A file may have been written again.
     """
-    pattern = glob.escape(found.path)
-    with _finished(run, found, directory):
+    pattern = glob.escape(checkpoint.path)
+    with _finished(run, checkpoint, directory):
         again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
-    return any(each.complete and found.step in (each.stated, each.named) and each.path == found.path for each in again)
+    return any(
+        other.complete and checkpoint.step in (other.stated, other.named) and other.path == checkpoint.path
+        for other in again
+    )
 
 
 def write_newest_file(rule: str, directory: str, path: str) -> str:
@@ -163,8 +168,8 @@ def write_newest_file(rule: str, directory: str, path: str) -> str:
 
     Returns the file's path, or nothing. ``path``: of the checkpoint, below ``directory``.
     """
-    known = RULES.get(rule)
-    name = known.newest_file if known is not None else ""
+    known_rule = RULES.get(rule)
+    name = known_rule.newest_file if known_rule is not None else ""
     file = posixpath.join(directory, posixpath.dirname(path), name) if name else ""
     if file:
         records.write_bytes(file, posixpath.basename(path).encode())
@@ -172,13 +177,13 @@ def write_newest_file(rule: str, directory: str, path: str) -> str:
 
 
 @contextlib.contextmanager
-def _finished(run: RunFile, found: TrainerCheckpoint, directory: str) -> Generator[None, None, None]:
+def _finished(run: RunFile, checkpoint: TrainerCheckpoint, directory: str) -> Generator[None, None, None]:
     """Put the mark of a finished checkpoint beside its copy, if the rule needs one.
 
     The file that names the newest is no part of a checkpoint: it was read when the checkpoint was found, and it is
     written again where the checkpoint is placed for a resume.
     """
-    mark = write_newest_file(run.checkpoints.rule, directory, found.path)
+    mark = write_newest_file(run.checkpoints.rule, directory, checkpoint.path)
     if not mark:
         yield
         return
@@ -252,20 +257,20 @@ def usable(paths: records.RunPaths) -> List[records.Manifest]:
 
 
 def _accepted(paths: records.RunPaths, fence: Optional[records.Fence]) -> List[records.Manifest]:
-    found: List[records.Manifest] = []
+    manifests: List[records.Manifest] = []
     for name in os.listdir(paths.checkpoints) if os.path.isdir(paths.checkpoints) else ():
         if records.parse_checkpoint_name(name) is None:
             continue
         manifest = records.Manifest.read_or_none(posixpath.join(paths.checkpoint(name), records.MANIFEST))
         if manifest is not None and (fence is None or fence.accepts(manifest.epoch, manifest.step, manifest.start)):
-            found.append(manifest)
-    return sorted(found, key=lambda manifest: (manifest.step, manifest.attempt))
+            manifests.append(manifest)
+    return sorted(manifests, key=lambda manifest: (manifest.step, manifest.attempt))
 
 
 def newest(paths: records.RunPaths, fence: records.Fence) -> Optional[str]:
     """Name the newest complete checkpoint that ``fence`` accepts; None without one."""
-    found = _accepted(paths, fence)
-    return found[-1].name if found else None
+    manifests = _accepted(paths, fence)
+    return manifests[-1].name if manifests else None
 
 
 def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT, own: Optional[Tuple[int, int]] = None) -> List[str]:
@@ -280,13 +285,13 @@ def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT, own: Optional
     fence = save_fence.read_fence(paths)
     if own is not None and fence is not None and fence.order > own:
         return []
-    left = _empty_trash(paths)  # of a call that was killed; a name that is there cannot be moved there again
+    removed = _empty_trash(paths)  # of a call that was killed; a name that is there cannot be moved there again
     surplus = [manifest.name for manifest in usable(paths) if manifest.attempt == attempt]
     pinned = _pinned(paths)
     for name in surplus[:-keep]:
         if name not in pinned:
             os.rename(paths.checkpoint(name), paths.checkpoint(TRASH + name))
-    return left + _empty_trash(paths)
+    return removed + _empty_trash(paths)
 
 
 def _empty_trash(paths: records.RunPaths) -> List[str]:
@@ -312,9 +317,9 @@ def _pinned(paths: records.RunPaths) -> Set[str]:
 
     Raises RecordError where a pin cannot be read.
     """
-    found: Set[str] = set()
+    names: Set[str] = set()
     for name in os.listdir(paths.pins) if os.path.isdir(paths.pins) else ():
         pin = records.Pin.read_or_none(posixpath.join(paths.pins, name)) if name.endswith(".json") else None
         if pin is not None and pin.expires > time.time():
-            found.add(pin.checkpoint)
-    return found
+            names.add(pin.checkpoint)
+    return names

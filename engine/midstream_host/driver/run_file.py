@@ -36,14 +36,14 @@ BATCHES = (BY_COMMAND, BY_TRAINER, FIXED)
 BY_DEVICE = "device"  # one process for each device, as torchrun starts them
 BY_NODE = "node"  # one process on each node, with all of its devices, as of jax
 
-LARGEST_LOCK = 1 << 19  # characters of the packages: the run file has 1 MiB in all
+MAX_LOCK = 1 << 19  # characters of the packages: the run file has 1 MiB in all
 
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 _STORED = Form("yes, no or unknown", "yes|no|unknown")
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch(JsonRecord):
+class BatchDivision(JsonRecord):
     """Means that keep the global batch on another number of processes."""
 
     kept_by: str = FIXED
@@ -84,20 +84,20 @@ class Metrics(JsonRecord):
 
 
 @dataclasses.dataclass(frozen=True)
-class Environment(JsonRecord):
+class TrainerEnvironment(JsonRecord):
     """The trainer's Python; without a field, the host's ``python:`` of the fleet file."""
 
     python: str = ""  # an interpreter that each host has
     # Text of a requirements file or lock, from which it is built on a host that lacks it.
-    requirements: str = dataclasses.field(default="", metadata={"form": Long(LARGEST_LOCK)})
+    requirements: str = dataclasses.field(default="", metadata={"form": Long(MAX_LOCK)})
     # Explicit lists of conda, one for each platform, from which it is built instead: exact URLs and hashes.
-    conda: str = dataclasses.field(default="", metadata={"form": Long(LARGEST_LOCK)})
+    conda: str = dataclasses.field(default="", metadata={"form": Long(MAX_LOCK)})
     variables: Dict[str, str] = dataclasses.field(default_factory=lambda: {})
     packages: List[str] = dataclasses.field(default_factory=lambda: [])  # whose versions are compared
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored(JsonRecord):
+class StoredContents(JsonRecord):
     """Checkpoint contents besides parameters and optimizer: yes, no or unknown."""
 
     random_state: str = dataclasses.field(default=UNKNOWN, metadata={"form": _STORED})
@@ -106,12 +106,12 @@ class Stored(JsonRecord):
 
 
 _PARTS: Dict[str, Any] = {
-    "batch": Batch,
+    "batch": BatchDivision,
     "stop": Stop,
     "checkpoints": Checkpoints,
     "metrics": Metrics,
-    "environment": Environment,
-    "stored": Stored,
+    "environment": TrainerEnvironment,
+    "stored": StoredContents,
 }
 
 
@@ -126,10 +126,10 @@ class RunFile(JsonRecord):
     resume: List[str]
     checkpoints: Checkpoints
     metrics: Metrics
-    batch: Batch = Batch()
+    batch: BatchDivision = BatchDivision()
     stop: Stop = Stop()
-    environment: Environment = Environment()
-    stored: Stored = Stored()
+    environment: TrainerEnvironment = TrainerEnvironment()
+    stored: StoredContents = StoredContents()
     directory: str = ""  # working directory on the host; empty: midstream's own, with the files that travel
     out: str = "out"  # where the trainer writes, below the working directory
     steps: int = 0  # of the run; 0: not stated
@@ -211,15 +211,15 @@ def expand(words: List[str], values: Mapping[str, object]) -> List[str]:
         name = match.group(1)
         if name not in PLACEHOLDERS:
             return match.group(0)  # braces of the command itself
-        found = values.get(name)
-        if found is None or found == "":
+        default = values.get(name)
+        if default is None or default == "":
             raise RecordError("{{{}}} has no value here".format(name))
-        if SCRIPT.search(match.string) and not PLAIN.fullmatch(str(found)):
+        if SCRIPT.search(match.string) and not PLAIN.fullmatch(str(default)):
             raise RecordError(
                 "{{{0}}} is in a script, and a shell would not read {1!r} as one word (hint: give it to the script as "
-                'an argument: [sh, -c, \'exec train "$1"\', sh, "{{{0}}}"])'.format(name, found)
+                'an argument: [sh, -c, \'exec train "$1"\', sh, "{{{0}}}"])'.format(name, default)
             )
-        return str(found)
+        return str(default)
 
     return [PLACEHOLDER.sub(value, word) for word in words]
 

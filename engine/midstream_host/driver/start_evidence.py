@@ -16,7 +16,7 @@ from midstream_host.driver.work_directory import PlacedCheckpoint
 # TensorBoard writes every 120 s, the others sooner.
 ROWLESS = 300.0  # seconds
 FIRST_ROW, END = "first row", "end"
-MOST_ROWS = 64  # that are counted; more add nothing
+MAX_ROWS = 64  # that are counted; more add nothing
 
 
 class StartEvidence:
@@ -59,19 +59,19 @@ class StartEvidence:
             own: What was opened since the last call may have been opened by this process itself.
             ended: The trainer has ended.
         """
-        known, rows, older = self._evidence, tail.since_start, watch.older
-        until = known.opened_until
+        evidence, rows, older = self._evidence, tail.since_start, watch.older
+        until = evidence.opened_until
         if not until:
             self._opened.look(own=own)
             until = FIRST_ROW if rows.rows else END if ended else ""
             if until:
                 self._opened.close()
-        found = dataclasses.replace(
-            known,
-            rows=min(rows.rows, MOST_ROWS),
+        evidence_now = dataclasses.replace(
+            evidence,
+            rows=min(rows.rows, MAX_ROWS),
             first_row=rows.first_row,
             lowest_row=rows.lowest,
-            rows_below=min(rows.below, MOST_ROWS),
+            rows_below=min(rows.below, MAX_ROWS),
             counted=rows.counted,
             opened=len(self._opened.opened),
             opened_until=until,
@@ -80,14 +80,14 @@ class StartEvidence:
             older_checkpoint_step=older.step if older is not None else None,
             unrecorded=_unrecorded(tail, watch),
         )
-        if found == known:
+        if evidence_now == evidence:
             return
-        self._evidence = found
-        if found.contradiction and not known.contradiction:
-            watch.refuse("{}: its checkpoints are not recorded".format(found.contradiction))
+        self._evidence = evidence_now
+        if evidence_now.contradiction and not evidence.contradiction:
+            watch.refuse("{}: its checkpoints are not recorded".format(evidence_now.contradiction))
             say(watch.problem)
         try:
-            found.write(self._path)
+            evidence_now.write(self._path)
         except OSError as error:  # a full disk: the next change is written
             say("evidence of the start cannot be written: {}".format(error)[:300])
 

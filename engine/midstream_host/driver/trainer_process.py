@@ -41,7 +41,7 @@ class TrainerProcess(Protocol):
         ...
 
 
-class Started:
+class StartedTrainer:
     """A trainer that this driver has started."""
 
     def __init__(
@@ -99,11 +99,11 @@ class Started:
         tree: Dict[int, records.ProcessIdentity] = {}  # with those that were started without the mark
         for child in self._children:
             tree.update(_descendants(child.pid))
-        left = end_marked(self._mark)
-        left += end_processes(list(tree.values()))
+        running = end_marked(self._mark)
+        running += end_processes(list(tree.values()))
         for child in self._children:
             child.poll()
-        return left
+        return running
 
 
 class Adopted:
@@ -144,17 +144,17 @@ def started_at(identity: records.ProcessIdentity) -> float:
 
 def end_processes(processes: Sequence[records.ProcessIdentity], timeout: float = 30.0) -> List[int]:
     """Kill processes and their descendants; return those left after ``timeout`` s."""
-    deadline, known = time.monotonic() + timeout, {process.pid: process for process in processes}
+    deadline, by_pid = time.monotonic() + timeout, {process.pid: process for process in processes}
     while True:
-        for each in processes:
-            if records.is_running(each):
-                known.update(_descendants(each.pid))
-        running = [each for each in known.values() if records.is_running(each)]
+        for process in processes:
+            if records.is_running(process):
+                by_pid.update(_descendants(process.pid))
+        running = [process for process in by_pid.values() if records.is_running(process)]
         if not running or time.monotonic() > deadline:
-            return [each.pid for each in running]
-        for each in running:
+            return [process.pid for process in running]
+        for process in running:
             try:
-                os.kill(each.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
         time.sleep(POLL_INTERVAL)
@@ -171,15 +171,15 @@ def _descendants(pid: int) -> Dict[int, records.ProcessIdentity]:
             except (OSError, ValueError, IndexError):
                 continue
             children.setdefault(parent, []).append(int(name))
-    found: Dict[int, records.ProcessIdentity] = {}
+    descendants: Dict[int, records.ProcessIdentity] = {}
     queue = list(children.get(pid, ()))
     while queue:
         each = queue.pop()
         identity = records.identify(each)
-        if identity is not None and each not in found:
-            found[each] = identity
+        if identity is not None and each not in descendants:
+            descendants[each] = identity
             queue += children.get(each, ())
-    return found
+    return descendants
 
 
 def _how(code: int) -> str:

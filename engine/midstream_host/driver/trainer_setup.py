@@ -132,13 +132,13 @@ class TrainerSetup:
         own[VARIABLE] = self.tap
         if self.run.launcher:
             return [own]
-        each = self.world.node_processes
-        first = self.node.number * each
+        count = self.world.node_processes
+        first = self.node.number * count
         return [
             {**own, "RANK": str(first + local), "LOCAL_RANK": str(local), "WORLD_SIZE": str(self.world.size)}
             if self.world.size > 1
             else own
-            for local in range(each)
+            for local in range(count)
         ]
 
 
@@ -153,7 +153,7 @@ def versions(python: str, packages: Tuple[str, ...], environment: Mapping[str, s
         value = json.loads(done.stdout.decode().strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return {}
-    return {str(name): str(found)[:100] for name, found in value.items()}
+    return {str(name): str(version)[:100] for name, version in value.items()}
 
 
 def read_run_file(paths: records.RunPaths) -> RunFile:

@@ -55,9 +55,9 @@ class TrainerStop(NamedTuple):
             if policy.saves:
                 self.progress.look()
         killed = trainer.poll() is None
-        left = trainer.end()
-        if left:  # the epoch stays here: whatever they still write is part of it
-            raise EndedEarlyError("processes {} of the trainer cannot be ended".format(", ".join(map(str, left))))
+        running = trainer.end()
+        if running:  # the epoch stays here: whatever they still write is part of it
+            raise EndedEarlyError("processes {} of the trainer cannot be ended".format(", ".join(map(str, running))))
         if self.group.is_first:
             self.group.wait_ended(policy.grace + END_TIMEOUT)
         # What was complete before the end; exit codes prove nothing.

@@ -11,7 +11,7 @@ from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_archive import PlainValues, TorchArchive
 
 METADATA_LIMIT = 32 << 20  # bytes
-SMALLEST = 1 << 16  # bytes of a stored number, with the archive around it, or less
+MIN_STORED = 1 << 16  # bytes of a stored number, with the archive around it, or less
 _METADATA = ("torch.distributed.checkpoint.metadata", "Metadata")
 _STORAGE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _INDEX = ("torch.distributed.checkpoint.metadata", "MetadataIndex")
@@ -64,7 +64,7 @@ def read(path: str) -> DcpMetadata:
             raise FormatError("names the file {!r}, which is outside of the checkpoint".format(file[:80]))
         ends[file] = max(ends.get(file, 0), offset + length)
         name = _fields(index, _INDEX).get("fqn")
-        if length <= SMALLEST and isinstance(name, str) and not stored.get("transform_descriptors"):
+        if length <= MIN_STORED and isinstance(name, str) and not stored.get("transform_descriptors"):
             small[name] = Place(file, offset, length)
     return DcpMetadata(
         ends, [name for name in cast("Dict[JsonValue, JsonValue]", names) if isinstance(name, str)], small

@@ -181,7 +181,9 @@ def saved_value(file: BinaryIO) -> Any:
     """
     try:
         with zipfile.ZipFile(file) as archive:
-            entry = next((each for each in archive.infolist() if each.filename.rpartition("/")[2] == "data.pkl"), None)
+            entry = next(
+                (entry for entry in archive.infolist() if entry.filename.rpartition("/")[2] == "data.pkl"), None
+            )
             if entry is None:
                 raise FormatError("has no data.pkl: it was not written by torch.save")
             if entry.file_size > PICKLE_LIMIT:
@@ -236,8 +238,8 @@ class _LimitedReads(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if size > DIRECTORY_LIMIT:
             raise ValueError("a read of {} bytes".format(size))
-        left = max(0, self.size - self.tell())  # codespell:ignore tell
-        return self._raw.read(min(left, DIRECTORY_LIMIT if size < 0 else size))
+        remaining = max(0, self.size - self.tell())  # codespell:ignore tell
+        return self._raw.read(min(remaining, DIRECTORY_LIMIT if size < 0 else size))
 
     def close(self) -> None:
         self._raw.close()

@@ -76,6 +76,6 @@ def _refuse_empty(present: List[str], files: Dict[str, int]) -> None:
 
 
 def _sizes(value: object) -> List[int]:
-    if not isinstance(value, list) or any(type(one) is not int or one < 0 for one in cast("List[JsonValue]", value)):
+    if not isinstance(value, list) or any(type(size) is not int or size < 0 for size in cast("List[JsonValue]", value)):
         raise FormatError("has no shape")
     return cast("List[int]", value)

@@ -41,7 +41,7 @@ class Accelerators:
         self._root = root  # midstream's directory: a process that names a run in it trains the run
         self._every = every
         self._nvidia = smi or nvidia.Nvidia(visible=visible)
-        self._found: List[Accelerator] = []
+        self._accelerators: List[Accelerator] = []
         self._facts: Dict[str, JsonValue] = {"driver": "", "cuda": "", "users": []}
         self._looked = threading.Event()
         if devices is None:
@@ -52,7 +52,7 @@ class Accelerators:
         if self._virtual is not None:
             return [{"index": index, "kind": "cpu"} for index in range(self._virtual)]
         self._looked.wait(wait)
-        return self._found
+        return self._accelerators
 
     def facts(self) -> RecordFields:
         """Return the driver, the newest CUDA it supports, and the accelerators' processes."""
@@ -65,20 +65,20 @@ class Accelerators:
             except Exception as error:  # noqa: BLE001  without this thread old values would count as live for ever
                 sys.excepthook(type(error), error, error.__traceback__)
             else:
-                if not self._found and not self._nvidia.present:
+                if not self._accelerators and not self._nvidia.present:
                     return  # accelerators do not appear while a machine runs
             time.sleep(self._every)
 
     def _look_once(self) -> None:
-        found, apps = self._nvidia.look(), self._nvidia.apps
-        if not found and not self._nvidia.missing:
-            found = tpus()
-            apps = tpu_apps(found)
+        gpus, apps = self._nvidia.look(), self._nvidia.apps
+        if not gpus and not self._nvidia.missing:
+            gpus = tpus()
+            apps = tpu_apps(gpus)
         users = inventory.processes(
-            {int_of(pid) for device in found for pid in optional_list(device["pids"])}, apps, self._root
+            {int_of(pid) for device in gpus for pid in optional_list(device["pids"])}, apps, self._root
         )
         self._facts = {"driver": self._nvidia.driver, "cuda": self._nvidia.cuda, "users": users}
-        self._found = found
+        self._accelerators = gpus
         self._looked.set()
 
 
@@ -92,11 +92,11 @@ def tpus(bus: str = "/sys/bus/pci/devices", proc: str = "/proc") -> List[Acceler
     return tpu.devices(ids, pids, metrics)
 
 
-def tpu_apps(found: List[Accelerator]) -> nvidia.Apps:
+def tpu_apps(accelerators: List[Accelerator]) -> nvidia.Apps:
     """Return the memory of the process that uses the chips, if there is one.
 
     The runtime reports memory by device.
     """
-    pids = {int_of(pid) for device in found for pid in optional_list(device["pids"])}
-    used = [int_of(device["memory_used"]) for device in found if device.get("memory_used") is not None]
+    pids = {int_of(pid) for device in accelerators for pid in optional_list(device["pids"])}
+    used = [int_of(device["memory_used"]) for device in accelerators if device.get("memory_used") is not None]
     return nvidia.Apps({}, {}, {pid: sum(used) for pid in pids} if len(pids) == 1 and used else {})

@@ -119,19 +119,19 @@ def facts(root: str) -> HostFacts:
 @reads()
 def survey(root: str, visible: Optional[List[str]] = None) -> Survey:
     """Collect the facts of this host in one call; ``visible`` as of `accelerators`."""
-    found = accelerators(visible)
+    devices = accelerators(visible)
     return Survey(
         facts=facts(root),
-        accelerators=found,
+        accelerators=devices,
         interpreters=environments.find(MINIMUM),
         infiniband=[inventory.Port(**port) for port in inventory.infiniband()],
         clock_synchronized=clock_synchronized(),
-        accelerator_users=[inventory.AcceleratorUser(**user) for user in inventory.processes(found.pids)],
+        accelerator_users=[inventory.AcceleratorUser(**user) for user in inventory.processes(devices.pids)],
         locks=locks(),
         engines=engines(root),
         kills_left_behind=process_start.kills_left_behind(),
         scope=process_start.detached(["true"]) != ["true"],
-        unattributed=[inventory.AcceleratorUser(**user) for user in inventory.processes(found.unattributed)],
+        unattributed=[inventory.AcceleratorUser(**user) for user in inventory.processes(devices.unattributed)],
     )
 
 
@@ -154,7 +154,7 @@ def clock_synchronized() -> Optional[bool]:
 
 def locks(paths: Sequence[str] = LOCKS, proc: str = "/proc") -> List[LockFile]:
     """The lock files of accelerators' drivers on this host."""
-    found: List[LockFile] = []
+    files: List[LockFile] = []
     for path in paths:
         try:
             uid = os.stat(path).st_uid
@@ -165,8 +165,8 @@ def locks(paths: Sequence[str] = LOCKS, proc: str = "/proc") -> List[LockFile]:
         except KeyError:
             user = str(uid)
         foreign = os.geteuid() not in (0, uid)
-        found.append(LockFile(path, user, foreign, _open_in(path, proc)))
-    return found
+        files.append(LockFile(path, user, foreign, _open_in(path, proc)))
+    return files
 
 
 def _open_in(path: str, proc: str) -> List[int]:

@@ -87,7 +87,7 @@ def _follow(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> in
                 errors.append(text)
                 del errors[:-20]
 
-    threads = [threading.Thread(target=each, daemon=True) for each in (pass_on, remember)]
+    threads = [threading.Thread(target=target, daemon=True) for target in (pass_on, remember)]
     for thread in threads:
         thread.start()
     most, said, ended = 0, began, ""

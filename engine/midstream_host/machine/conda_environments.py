@@ -32,7 +32,7 @@ FOLDERS = (
     "/usr/local/bin", "/usr/bin", "/opt/homebrew/bin",
 )  # fmt: skip
 VERSION_TIMEOUT = 60.0  # seconds for a tool to print its version, cold, from a shared disk
-LARGEST_RECORD = 16 << 20  # bytes of a file in conda-meta: it lists the files of a package
+MAX_RECORD = 16 << 20  # bytes of a file in conda-meta: it lists the files of a package
 _MACHINES = {"x86_64": "64", "AMD64": "64", "amd64": "64", "arm64": "aarch64"}
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 _VALUE = re.compile(r"[!-~]+")  # of a variable in a URL
@@ -72,7 +72,7 @@ class CondaTool:
 class _Installed(records.JsonRecord):
     """Record of an installed package in conda-meta."""
 
-    LIMIT: ClassVar[int] = LARGEST_RECORD
+    LIMIT: ClassVar[int] = MAX_RECORD
 
     fn: str = ""  # name of the package's file
     url: str = ""
@@ -115,8 +115,8 @@ def _version(path: str, env: Mapping[str, str]) -> str:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(rb"(?:^|\s)(\d+\.\d+[\w.+]*)", done.stdout)
-    return found[1].decode()[:40] if done.returncode == 0 and found else ""
+    match = re.search(rb"(?:^|\s)(\d+\.\d+[\w.+]*)", done.stdout)
+    return match[1].decode()[:40] if done.returncode == 0 and match else ""
 
 
 @program
@@ -241,13 +241,13 @@ def _compare(directory: str, packages: str) -> None:
 
     Raises BuildError where a package is not what it names.
     """
-    wanted = {
+    digests = {
         unquote(posixpath.basename(url)): digest
         for url, _, digest in (line.partition("#") for line in packages.splitlines() if line[:1] not in ("", "#", "@"))
     }
     installed = dict(_installed(posixpath.join(directory, "conda-meta")))
-    wrong = next((file for file, digest in wanted.items() if digest not in installed.get(file, ())), None)
-    more = next((file for file in installed if file not in wanted), None)
+    wrong = next((file for file, digest in digests.items() if digest not in installed.get(file, ())), None)
+    more = next((file for file in installed if file not in digests), None)
     if wrong is not None:
         what = "with another hash" if wrong in installed else "not"
         raise BuildError("{} is {} installed".format(wrong, what))
@@ -273,7 +273,7 @@ def _restore_names(directory: str, values: Mapping[str, str]) -> None:
         path = posixpath.join(meta, name)
         if not os.path.isfile(path) or os.path.islink(path):
             continue
-        old = text = records.read_bytes(path, LARGEST_RECORD).decode("utf-8", "surrogateescape")
+        old = text = records.read_bytes(path, MAX_RECORD).decode("utf-8", "surrogateescape")
         for variable, value in values.items():
             for form in (value, json.dumps(value)[1:-1]):
                 text = text.replace(form, "$" + variable)

@@ -76,9 +76,9 @@ def memory() -> Dict[str, int]:
 def parse_memory(text: str) -> Dict[str, int]:
     """Parse /proc/meminfo; kernels before 3.14 have no MemAvailable."""
     lines = re.findall(r"^(\w+):\s*(\d{1,15}) kB", text, re.MULTILINE | re.ASCII)
-    found = {name: int(count) * 1024 for name, count in lines}
-    total = found.get("MemTotal", 0)
-    free = found.get("MemAvailable", found.get("MemFree", total))
+    sizes = {name: int(count) * 1024 for name, count in lines}
+    total = sizes.get("MemTotal", 0)
+    free = sizes.get("MemAvailable", sizes.get("MemFree", total))
     return {"memory_total": total, "memory_used": max(0, total - free)}
 
 

@@ -51,7 +51,7 @@ def _account(path: str) -> str:
     """Return a service account's address from its key; empty for user credentials."""
     try:
         with open(path, encoding="utf-8") as file:
-            found: JsonValue = json.load(file)
+            account: JsonValue = json.load(file)
     except (OSError, ValueError):
         return ""
-    return str(found.get("client_email", "")) if isinstance(found, dict) else ""
+    return str(account.get("client_email", "")) if isinstance(account, dict) else ""

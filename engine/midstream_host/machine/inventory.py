@@ -28,7 +28,7 @@ _DF = re.compile(r"(\S.*?)\s+(\d{1,18})\s+(\d{1,18})\s+(-?\d{1,18})\s+(?:\d{1,9}
 # Process id, user, elapsed time, command line.
 _PROCESS = re.compile(r"\s*(\d{1,10})\s+(\S+)\s+(?:((?:(?:\d{1,6}-)?\d{1,6}:)?\d{1,6}:\d\d)\s+)?(.*\S)\s*", re.ASCII)
 _RUN_ID = re.compile(RUN_ID.pattern, re.ASCII)
-WORDS, LONGEST = 4, 80  # of a command line that are shown
+MAX_WORDS, MAX_LENGTH = 4, 80  # of a command line that are shown
 
 Entry = Dict[str, Any]  # of the inventory: a disk, a port or a process
 
@@ -91,8 +91,8 @@ def clock_synchronized() -> Optional[bool]:
 
 def parse_os_release(text: str) -> str:
     """``Ubuntu 22.04.4 LTS``, from os-release(5)."""
-    found = re.search(r'^PRETTY_NAME=(["\']?)(.*?)\1\s*$', text, re.MULTILINE)
-    return found.group(2)[:LONGEST] if found else ""
+    match = re.search(r'^PRETTY_NAME=(["\']?)(.*?)\1\s*$', text, re.MULTILINE)
+    return match.group(2)[:MAX_LENGTH] if match else ""
 
 
 def parse_glibc(text: str) -> str:
@@ -102,33 +102,33 @@ def parse_glibc(text: str) -> str:
     """
     if "musl" in text.lower():
         return ""
-    found = re.search(r"(?:glibc|GLIBC|GNU libc).{0,40}?(\d{1,3}\.\d{1,4})", text, re.ASCII)
-    return found.group(1) if found else ""
+    match = re.search(r"(?:glibc|GLIBC|GNU libc).{0,40}?(\d{1,3}\.\d{1,4})", text, re.ASCII)
+    return match.group(1) if match else ""
 
 
 def parse_cpu_model(text: str) -> str:
     """Return the processor's name from /proc/cpuinfo; empty on Arm, which has numbers."""
-    found = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
-    return " ".join(found.group(1).split())[:LONGEST] if found else ""
+    match = re.search(r"^(?:model name|Model|cpu model)\s*:\s*(.+)$", text, re.MULTILINE)
+    return " ".join(match.group(1).split())[:MAX_LENGTH] if match else ""
 
 
 def parse_df(text: str) -> List[Entry]:
     """File systems for data from ``df -Pk``, each device once."""
-    found: Dict[str, Dict[str, JsonValue]] = {}
+    disks: Dict[str, Dict[str, JsonValue]] = {}
     for line in text.split("\n"):
         match = _DF.fullmatch(line.rstrip())
         if match is None:
             continue
         device, total, _, free, mount = match.groups()
         is_disk = device.startswith("/") or ":" in device or mount == "/"
-        if is_disk and int(total) > 0 and not mount.startswith(("/boot", "/snap/", "/etc/")) and device not in found:
-            found[device] = {
+        if is_disk and int(total) > 0 and not mount.startswith(("/boot", "/snap/", "/etc/")) and device not in disks:
+            disks[device] = {
                 "mount": mount,
                 "device": device,
                 "total": int(total) * 1024,
                 "free": max(0, int(free)) * 1024,
             }
-    return list(found.values())
+    return list(disks.values())
 
 
 def parse_infiniband(text: str) -> List[Entry]:
@@ -136,13 +136,13 @@ def parse_infiniband(text: str) -> List[Entry]:
 
     A state is ``4: ACTIVE``, a rate ``200 Gb/sec (4X HDR)``.
     """
-    found: List[Entry] = []
+    ports: List[Entry] = []
     for line in text.split("\n"):
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) != 5 or not re.fullmatch(r"\d{1,4}", cells[1], re.ASCII) or not cells[0]:
             continue
         rate = re.match(r"(\d{1,6}(?:\.\d{1,3})?) Gb/sec", cells[3], re.ASCII)
-        found.append(
+        ports.append(
             {
                 "device": cells[0],
                 "port": int(cells[1]),
@@ -151,7 +151,7 @@ def parse_infiniband(text: str) -> List[Entry]:
                 "layer": cells[4],
             }
         )
-    return found
+    return ports
 
 
 def parse_clock(text: str) -> Optional[bool]:
@@ -159,8 +159,8 @@ def parse_clock(text: str) -> Optional[bool]:
 
     Return None where it does not report it.
     """
-    found = re.search(r"NTPSynchronized=(yes|no)\b|^(yes|no)$", text.strip(), re.ASCII)
-    return None if found is None else "yes" in found.group(0)
+    match = re.search(r"NTPSynchronized=(yes|no)\b|^(yes|no)$", text.strip(), re.ASCII)
+    return None if match is None else "yes" in match.group(0)
 
 
 def parse_processes(
@@ -174,15 +174,15 @@ def parse_processes(
         memory: Bytes on accelerators by pid.
         root: midstream's directory on the host.
     """
-    found: List[Entry] = []
+    rows: List[Entry] = []
     for line in text.split("\n"):
         match = _PROCESS.fullmatch(line)
         if match:
             pid, words = int(match.group(1)), match.group(4).split()
             elapsed = _elapsed(match.group(3))
             started = None if now is None or elapsed is None else float(round(now - elapsed))
-            found.append(_user_entry(pid, match.group(2), shown(words), started, memory, run_of(words, root)))
-    return found
+            rows.append(_user_entry(pid, match.group(2), shown(words), started, memory, run_of(words, root)))
+    return rows
 
 
 def _elapsed(text: Optional[str]) -> Optional[int]:
@@ -222,10 +222,10 @@ def shown(words: List[str]) -> str:
     """
     kept: List[str] = []
     for word in words:
-        if len(kept) == WORDS or "=" in word or (kept and word.startswith("-") and word not in ("-m", "-u")):
+        if len(kept) == MAX_WORDS or "=" in word or (kept and word.startswith("-") and word not in ("-m", "-u")):
             break
         kept.append(word if kept else os.path.basename(word))
-    return " ".join(kept)[:LONGEST]
+    return " ".join(kept)[:MAX_LENGTH]
 
 
 # ------------------------------------------------------------------------------------------------------ this machine
@@ -251,7 +251,7 @@ def processes(pids: Iterable[int], apps: Optional[Apps] = None, root: str = "", 
         root: midstream's directory on this host.
         proc: Where the kernel shows processes.
     """
-    found: List[Entry] = []
+    rows: List[Entry] = []
     for pid in sorted(set(pids)):
         words = [word for word in read_text(os.path.join(proc, str(pid), "cmdline")).split("\0") if word]
         command = shown(words) or shown((apps.names.get(pid) or "").split() if apps else [])
@@ -262,8 +262,8 @@ def processes(pids: Iterable[int], apps: Optional[Apps] = None, root: str = "", 
         else:
             user = _user(uid)
         started = _started(read_text(os.path.join(proc, str(pid), "stat")))
-        found.append(_user_entry(pid, user, command, started, apps.memory if apps else None, run_of(words, root)))
-    return found
+        rows.append(_user_entry(pid, user, command, started, apps.memory if apps else None, run_of(words, root)))
+    return rows
 
 
 def _started(stat: str) -> Optional[float]:

@@ -37,20 +37,20 @@ def addresses(proc: str = "/proc/net") -> List[str]:
 
     Link-local ones are left out.
     """
-    found: List[str] = []
+    texts: List[str] = []
     with contextlib.suppress(OSError), open(os.path.join(proc, "fib_trie"), encoding="ascii") as file:
         last = ""
         for line in file:
             match = re.search(r"(\d+\.\d+\.\d+\.\d+)", line)
             last = match.group(1) if match else last
             if "/32 host LOCAL" in line:
-                found.append(last)
+                texts.append(last)
     with contextlib.suppress(OSError), open(os.path.join(proc, "if_inet6"), encoding="ascii") as file:
         for line in file:
             digits, scope = line.split()[0], line.split()[3]
             if scope in ("00", "10"):  # global, loopback
-                found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
-    unique = list(dict.fromkeys(address for address in found if not address.startswith("169.254.")))
+                texts.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    unique = list(dict.fromkeys(address for address in texts if not address.startswith("169.254.")))
     return sorted(unique, key=lambda address: address.startswith("127.") or address == "::1")
 
 
@@ -72,13 +72,13 @@ def listen(token: str, first: int = 0, last: int = 0, seconds: float = 60.0) -> 
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin.buffer, selectors.EVENT_READ)
-        for each in sockets:
-            selector.register(each, selectors.EVENT_READ)
+        for sock in sockets:
+            selector.register(sock, selectors.EVENT_READ)
         while time.monotonic() < deadline:
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
                 if not isinstance(key.fileobj, socket.socket):
-                    for each in sockets:
-                        each.close()
+                    for sock in sockets:
+                        sock.close()
                     _emit("done")
                     return 0
                 _greet(key.fileobj, token)
@@ -163,9 +163,9 @@ def find_tokens(root: str, names: Sequence[str], patience: float = 2.0) -> List[
         names_here: Set[str] = set()
         with contextlib.suppress(OSError):
             names_here = set(os.listdir(directory))  # makes NFS refresh the directory
-        found = [name for name in map(_checked, names) if name in names_here and _has_token(directory, name)]
-        if len(found) == len(names) or time.monotonic() >= deadline:
-            return found
+        tokens = [name for name in map(_checked, names) if name in names_here and _has_token(directory, name)]
+        if len(tokens) == len(names) or time.monotonic() >= deadline:
+            return tokens
         time.sleep(0.1)
 
 

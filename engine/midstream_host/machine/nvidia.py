@@ -88,15 +88,15 @@ class Nvidia:
             self.cuda = parse_cuda(self._greeting)
         self.apps = parse_apps((self._query("compute-apps", APPS) or "") if "uuid" in self._fields else "")
         has_parts = any(entry.startswith("MIG-") for entry in self._visible or ())
-        found = visible_gpus(rows, self.apps, self._visible, (self._output(["-L"]) or "") if has_parts else "")
-        self.missing, self.unattributed = found.missing, found.unattributed
-        return found.gpus
+        gpus = visible_gpus(rows, self.apps, self._visible, (self._output(["-L"]) or "") if has_parts else "")
+        self.missing, self.unattributed = gpus.missing, gpus.unattributed
+        return gpus.gpus
 
     def _known_fields(self) -> Sequence[str]:
         if self._query("gpu", FIELDS) is not None:
             return FIELDS
-        known = [field for field in FIELDS if self.present and self._query("gpu", (field,)) is not None]
-        return known if all(field in known for field in NEEDED) else ()
+        fields = [field for field in FIELDS if self.present and self._query("gpu", (field,)) is not None]
+        return fields if all(field in fields for field in NEEDED) else ()
 
     def _query(self, what: str, fields: Sequence[str]) -> Optional[str]:
         return self._output(["--query-{}={}".format(what, ",".join(fields)), "--format=csv,noheader,nounits"])
@@ -149,8 +149,13 @@ def visible_gpus(rows: Sequence[Row], apps: Apps, visible: Optional[Sequence[str
     parts = parse_parts(listing)
     gpus: List[Gpu] = []
     for row in rows:
-        found = {**gpu(row, apps.pids), "uuid": row.get("uuid", "")}
-        gpus.append({**found, "parts": [_part(found, *named, apps.pids) for named in parts.get(int(row["index"]), [])]})
+        row_of_gpu = {**gpu(row, apps.pids), "uuid": row.get("uuid", "")}
+        gpus.append(
+            {
+                **row_of_gpu,
+                "parts": [_part(row_of_gpu, *named, apps.pids) for named in parts.get(int(row["index"]), [])],
+            }
+        )
     chosen = select_visible(gpus, visible)
     unattributed = {int_of(pid) for device in chosen for pid in list_or_empty(device.pop("of_all_parts", []))}
     return VisibleGpus(
@@ -175,15 +180,15 @@ def parse_parts(text: str) -> Dict[int, List[Tuple[str, str]]]:
 
     Returns index of a GPU -> profile and UUID of each of its MIG devices.
     """
-    found: Dict[int, List[Tuple[str, str]]] = {}
+    slices: Dict[int, List[Tuple[str, str]]] = {}
     index = -1
     for line in text.split("\n"):
         listed, part = _LISTED.fullmatch(line.rstrip()), _PART.fullmatch(line.rstrip())
         if listed:
             index = int(listed.group(1))
         elif part and index >= 0:
-            found.setdefault(index, []).append((part.group(1), part.group(2)))
-    return found
+            slices.setdefault(index, []).append((part.group(1), part.group(2)))
+    return slices
 
 
 def gpu(row: Row, pids: Dict[str, List[int]]) -> Gpu:
@@ -227,13 +232,13 @@ def parse_apps(text: str) -> Apps:
 
 def driver_of(rows: Iterable[Row]) -> str:
     """Version of the driver; empty where no row has one."""
-    return next((found for row in rows if (found := version(row.get("driver_version")))), "")
+    return next((version_text for row in rows if (version_text := version(row.get("driver_version")))), "")
 
 
 def parse_cuda(text: str) -> str:
     """Newest CUDA that the driver supports, from the header of plain ``nvidia-smi``."""
-    found = _CUDA.search(text)
-    return found.group(1) if found else ""
+    match = _CUDA.search(text)
+    return match.group(1) if match else ""
 
 
 def number(text: Optional[str]) -> Optional[float]:

@@ -65,16 +65,16 @@ def _shutdown(path: str) -> Optional[Notice]:
         return None
     digits = fields.get("USEC", "")
     when = int(digits) / 1e6 if digits.isdecimal() else None
-    left = "now" if when is None else "in {:.0f} s".format(max(0.0, when - time.time()))
-    return Notice("shutdown", "{} is scheduled {}".format(fields["MODE"], left))
+    when_text = "now" if when is None else "in {:.0f} s".format(max(0.0, when - time.time()))
+    return Notice("shutdown", "{} is scheduled {}".format(fields["MODE"], when_text))
 
 
 def _others() -> Optional[Notice]:
     """Notice of AWS or Azure."""
     for cloud, source in sources().items():
-        found = source() if cloud != "google" else None
-        if found:
-            return Notice("preempted", "the provider ends this machine: {}".format(found[0]))
+        notice = source() if cloud != "google" else None
+        if notice:
+            return Notice("preempted", "the provider ends this machine: {}".format(notice[0]))
     return None
 
 

@@ -180,7 +180,7 @@ class Probe:
             if run_id not in self._runs:
                 self._runs[run_id] = _Run(self._root, run_id, self._emit, self._known.get(run_id, {}))
             self._runs[run_id].poll()
-        found = self._accelerators.latest(wait=self._patience)
+        report = self._accelerators.latest(wait=self._patience)
         facts = self._facts.latest(wait=min(self._patience, INVENTORY_TIMEOUT)) if self._facts is not None else {}
         self._patience = 0.0
         if facts:
@@ -191,7 +191,7 @@ class Probe:
                 self._emit("inventory", **changed)
         now = {
             "cpu_used": round(self._processor.used(), 2),
-            "accelerators": found,
+            "accelerators": report,
             **gauges.memory(),
             **gauges.disk(self._root),
             **self._rates.read(),
@@ -255,14 +255,14 @@ class _Run:
     def _attempts(self) -> ReportedFields:
         numbers = run_state.attempts(self._paths)
         newest = run_state.newest_started(self._paths, numbers)
-        found = {"attempts": numbers, "attempt": newest}
+        answer = {"attempts": numbers, "attempt": newest}
         try:
             state = run_state.status(self._root, self._id, newest) if newest else run_state.NO_PROCESS
             ended = run_state.ended_without_status(self._paths.attempt(newest))
             status = None if state.status is None else state.status.to_json()
             failed = run_state.first_failure(self._paths.attempt(newest)) if newest and not state.running else None
             return {
-                **found,
+                **answer,
                 "ended_without_status": ended,
                 "status": status,
                 "running": state.running,
@@ -271,7 +271,7 @@ class _Run:
                 "exit": None if failed is None else failed.to_json(),
             }
         except records.DamagedRecordError:
-            return found
+            return answer
 
     def _damage(self) -> Dict[str, JsonValue]:
         return {"damaged": damaged_records.find(self._paths, self._checked)}
@@ -295,7 +295,7 @@ class _Run:
         return {"store": self._record("store", self._paths.store_file, records.Store)}
 
     def _checkpoints(self) -> Dict[str, JsonValue]:
-        return {"checkpoints": [vars(entry) for entry in run_checkpoints.checkpoints(self._paths, self._manifests)]}
+        return {"checkpoints": [entry.to_json() for entry in run_checkpoints.checkpoints(self._paths, self._manifests)]}
 
     def _record(self, name: str, path: str, kind: Any) -> object:
         """JSON of a record, read again only if the file changed."""

@@ -35,9 +35,9 @@ class CounterRates:
     def read(self) -> Dict[str, Optional[int]]:
         """Return the rates since the last reading; None where the host has no such device."""
         now, counters = time.monotonic(), self._counters()
-        found = between(self._before, counters, now - self._at)
+        rates = between(self._before, counters, now - self._at)
         self._at, self._before = now, counters
-        return found
+        return rates
 
     def _counters(self) -> Counters:
         net, block = os.path.join(self._sys, "class/net"), os.path.join(self._sys, "block")
@@ -66,17 +66,17 @@ def between(before: Counters, now: Counters, seconds: float) -> Dict[str, Option
 
     A counter that has become smaller was reset: its device is left out.
     """
-    found: Dict[str, Optional[int]] = dict.fromkeys(NAMES)
+    rates: Dict[str, Optional[int]] = dict.fromkeys(NAMES)
     for name in NAMES:
-        known = before.get(name, {})
+        earlier = before.get(name, {})
         grown = [
-            count - known[device]
+            count - earlier[device]
             for device, count in now.get(name, {}).items()
-            if known.get(device, count + 1) <= count
+            if earlier.get(device, count + 1) <= count
         ]
         if grown and seconds > 0:
-            found[name] = int(sum(grown) / seconds)
-    return found
+            rates[name] = int(sum(grown) / seconds)
+    return rates
 
 
 def parse_network(text: str, physical: Collection[str]) -> Counters:

@@ -24,10 +24,9 @@ from midstream_host.shapes import Text
 
 REQUEST_TIMEOUT = 20.0  # seconds without a byte
 AT_ONCE = 16  # requests
-MOST_REQUESTS = 256  # files of a URL that are requested
-LARGEST_TOKENIZER = 1 << 28  # bytes that are read
+MAX_REQUESTS = 256  # files of a URL that are requested
+MAX_TOKENIZER = 1 << 28  # bytes that are read
 LISTED = 1000  # names that a bucket lists in one request
-DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +56,11 @@ def problems(
         env: Added to the engine's environment.
     """
     os.environ.update(env)  # of this call's own process
-    found = list(_tokenizer(tokenizer, eos_token, run_directory))
+    lines = list(_tokenizer(tokenizer, eos_token, run_directory))
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         for text in texts:
-            found.extend(_text(text["field"], text["url"], text["files"], text["count"], run_directory, pool))
-    return found
+            lines.extend(_text(text["field"], text["url"], text["files"], text["count"], run_directory, pool))
+    return lines
 
 
 # ---------------------------------------------------------------------------------------------------------- tokenizer
@@ -76,7 +75,7 @@ def _tokenizer(name: str, eos_token: str, run_directory: str) -> Iterator[InputP
         path = os.path.join(path, "tokenizer.json")
     try:
         with open(path, "rb") as file:
-            content = file.read(LARGEST_TOKENIZER)
+            content = file.read(MAX_TOKENIZER)
     except OSError as error:
         hint = "copy a Hugging Face tokenizer.json there, or -- --data.tokenizer bytes"
         yield InputProblem(field, "{}: {}".format(path, error.strerror), hint, True)
@@ -129,7 +128,7 @@ def _text(
         message = "{} is checked when the engine starts: requests to S3 are signed with its packages".format(url)
         yield InputProblem(field, message, "", False)
     elif scheme in ("http", "https"):
-        requested = list(files[:MOST_REQUESTS])
+        requested = list(files[:MAX_REQUESTS])
         for problem in pool.map(_server, [field] * len(requested), requested):
             if problem is not None:
                 yield problem

@@ -21,11 +21,11 @@ Metrics = Mapping[str, Mapping[int, float]]
 
 def chips(bus: str = "/sys/bus/pci/devices") -> List[str]:
     """PCI device ids of Google's chips, in the order of the bus."""
-    found: List[str] = []
+    ids: List[str] = []
     for device in sorted(list_names(bus)):
         if _word(os.path.join(bus, device, "vendor")) == GOOGLE:
-            found.append(_word(os.path.join(bus, device, "device")))
-    return found
+            ids.append(_word(os.path.join(bus, device, "device")))
+    return ids
 
 
 def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Metrics] = None) -> List[Dict[str, Any]]:
@@ -33,10 +33,10 @@ def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Met
 
     The chips of a VM share their processes. The runtime reports memory by device, and duty by device or by chip.
     """
-    known = [TPU_CHIPS[each] for each in ids if each in TPU_CHIPS]
+    kinds = [TPU_CHIPS[chip_id] for chip_id in ids if chip_id in TPU_CHIPS]
     pids = sorted(set(users))
     found: List[Dict[str, Any]] = []
-    for chip, (kind, count) in enumerate(known):
+    for chip, (kind, count) in enumerate(kinds):
         size = ACCELERATORS[kind].memory if kind in ACCELERATORS else None
         for _ in range(count):
             index = len(found)
@@ -44,7 +44,7 @@ def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Met
             if metrics:
                 total, used = metrics.get(HBM_TOTAL, {}).get(index), metrics.get(HBM_USED, {}).get(index)
                 duty = metrics.get(DUTY, {})
-                busy = duty.get(index if len(duty) > len(known) else chip)
+                busy = duty.get(index if len(duty) > len(kinds) else chip)
                 entry["memory_total"] = int(total) if total else size
                 entry["memory_used"] = None if used is None else int(used)
                 entry["utilization"] = None if busy is None else min(1.0, max(0.0, busy / 100))
@@ -57,12 +57,12 @@ def users(proc: str = "/proc") -> List[int]:
 
     Only root sees processes of other users.
     """
-    found: List[int] = []
+    pids: List[int] = []
     for pid in list_names(proc):
         descriptors = os.path.join(proc, pid, "fd")
         if pid.isdecimal() and any(_is_tpu(os.path.join(descriptors, name)) for name in list_names(descriptors)):
-            found.append(int(pid))
-    return sorted(found)
+            pids.append(int(pid))
+    return sorted(pids)
 
 
 def _is_tpu(descriptor: str) -> bool:

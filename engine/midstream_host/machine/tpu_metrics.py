@@ -17,7 +17,7 @@ from midstream_core.json_types import JsonValue
 
 METHOD = "/tpu.monitoring.runtime.RuntimeMetricService/GetRuntimeMetric"
 TIMEOUT = 2.0  # seconds
-LARGEST = 1 << 20  # bytes of an answer
+MAX_ANSWER = 1 << 20  # bytes of an answer
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 0, 1, 3, 4, 6, 7
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
@@ -29,13 +29,13 @@ class NoAnswerError(Exception):
 
 def read(names: List[str], address: Tuple[str, int] = ("127.0.0.1", 8431)) -> Dict[str, Dict[int, float]]:
     """Read metrics: name -> device -> value. Names without an answer are left out."""
-    found: Dict[str, Dict[int, float]] = {}
+    gauges: Dict[str, Dict[int, float]] = {}
     for name in names:
         with contextlib.suppress(NoAnswerError):
-            found[name] = parse(call(address, METHOD, b"\x0a" + _varint(len(name)) + name.encode()))
-        if name not in found:
+            gauges[name] = parse(call(address, METHOD, b"\x0a" + _varint(len(name)) + name.encode()))
+        if name not in gauges:
             break  # no service: do not wait for each name
-    return found
+    return gauges
 
 
 def call(address: Tuple[str, int], method: str, message: bytes) -> bytes:
@@ -61,9 +61,9 @@ def call(address: Tuple[str, int], method: str, message: bytes) -> bytes:
 
 def _answer(sock: socket.socket) -> bytes:
     data = b""
-    while len(data) <= LARGEST:
+    while len(data) <= MAX_ANSWER:
         size, kind, flags, stream = struct.unpack(">IBBI", b"\0" + _exactly(sock, 9))
-        if size > LARGEST:
+        if size > MAX_ANSWER:
             break
         payload = _exactly(sock, size)
         if kind == SETTINGS and not flags & ACK:
@@ -106,15 +106,15 @@ def _text(text: str) -> bytes:
 
 def parse(message: bytes) -> Dict[int, float]:
     """Parse an answer: device -> value. Malformed fields are left out."""
-    found: Dict[int, float] = {}
+    values: Dict[int, float] = {}
     for metric in _all(message, 1):
         for place, point in enumerate(_all(metric, 3)):
             device = _first(_first(_first(point, 1, b""), 2, b""), 3, place)
             gauge = _first(point, 3, b"")
             value = _first(gauge, 1, _first(gauge, 2, None))
             if isinstance(device, int) and isinstance(value, (int, float)):
-                found[device] = float(value)
-    return found
+                values[device] = float(value)
+    return values
 
 
 def _all(message: JsonValue, number: int) -> List[JsonValue]:

@@ -49,14 +49,14 @@ def attempt(root: str, run_id: str, number: int, lines: int = 20) -> AttemptView
     paths = records.RunPaths(root, records.check_run_id(run_id)).attempt(number)
     if not os.path.isdir(paths.dir):
         raise FileNotFoundError("run {} has no attempt {}".format(run_id, number))
-    found = [_process(root, run_id, number, process, lines) for process in run_state.processes(paths)]
-    first = found[0] if found else None
+    processes = [_process(root, run_id, number, process, lines) for process in run_state.processes(paths)]
+    first = processes[0] if processes else None
     return AttemptView(
         status=first.status if first else None,
         running=first.running if first else False,
         now=time.time(),
         group=_group(paths),
-        processes=found,
+        processes=processes,
         log=first.log if first else [],
     )
 
@@ -71,12 +71,12 @@ def _group(paths: records.AttemptPaths) -> List[str]:
 
 def _process(root: str, run_id: str, number: int, process: int, lines: int) -> ProcessView:
     paths = records.RunPaths(root, run_id).attempt(number)
-    found = run_state.status_of(paths, process)
+    status = run_state.status_of(paths, process)
     supervised = run_state.launched_running(paths, process)  # before its exit record is read
     ended = records.ProcessExit.read_or_none(paths.exit(process))
     return ProcessView(
-        status=found.status,
-        running=found.running,
+        status=status.status,
+        running=status.running,
         process=process,
         supervised=supervised,
         job=slurm.described(paths) if process == 0 else None,

@@ -15,6 +15,7 @@ from midstream_host.declarations import repeatable
 from midstream_host.runs import run_state, slurm, slurm_submission
 from midstream_host.runs.attempt_secrets import put_secrets, secrets_file
 from midstream_host.runs.process_start import detached, spawn, with_setup
+from midstream_host.runs.slurm_commands import SlurmError
 
 RUN_DIRECTORY = "MIDSTREAM_RUN_DIRECTORY"  # environment variable: base of relative paths in the config
 WORK = "work-"  # prefix of working directories in the attempt's directory
@@ -130,7 +131,7 @@ def submit(
         put_secrets(secrets_file(root, run_id, number), secrets or {})
         try:
             return slurm_submission.submit(attempt, flags, script, rank)
-        except slurm.SlurmError:
+        except SlurmError:
             put_secrets(secrets_file(root, run_id, number), {})
             shutil.rmtree(attempt.dir)
             raise
@@ -171,8 +172,8 @@ def _wait_for_ends(root: str, run_id: str) -> None:
     deadline = time.monotonic() + EXIT_TIMEOUT
     while time.monotonic() < deadline:
         running = run_state.running_attempt(root, run_id)
-        found = run_state.status(root, run_id, running).status if running else None
-        if found is None or found.state not in records.ENDED:
+        status = run_state.status(root, run_id, running).status if running else None
+        if status is None or status.state not in records.ENDED:
             return
         job = slurm.described(records.RunPaths(root, run_id).attempt(running))
         if job is not None and job.waits:  # it was requeued, and starts again

@@ -16,8 +16,8 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 from midstream_core import records
 
-MOST = 20  # files in a report
-LONGEST = 200  # characters of the reason
+MAX_FILES = 20  # files in a report
+MAX_REASON = 200  # characters of the reason
 
 _IN_RUN = {
     "fence.json": records.Fence,
@@ -44,13 +44,14 @@ Mark = Optional[Tuple[int, int, int]]
 Known = Dict[str, Tuple[Mark, str]]  # path in the run's directory -> the file's mark, and what is wrong with it
 
 
-def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOST) -> Dict[str, str]:
+def find(paths: records.RunPaths, known_files: Optional[Known] = None, most: int = MAX_FILES) -> Dict[str, str]:
     """Find the damaged records of a run: path in its directory -> what is wrong.
 
-    At most ``most`` are named. ``known`` keeps the results for the next call: an unchanged file is not read again.
+    At most ``most`` are named. ``known_files`` keeps the results for the next call: a file is read again
+    where it has changed.
     """
-    known = {} if known is None else known
-    found: Dict[str, str] = {}
+    known_files = {} if known_files is None else known_files
+    damaged: Dict[str, str] = {}
     seen: Set[str] = set()
     for name, kind in _files(paths.dir):
         seen.add(name)
@@ -58,22 +59,22 @@ def find(paths: records.RunPaths, known: Optional[Known] = None, most: int = MOS
         mark = None
         with contextlib.suppress(OSError):
             mark = signature(path)
-        before = known.get(name)
+        before = known_files.get(name)
         why = before[1] if before is not None and before[0] == mark and mark is not None else _why(path, kind)
-        known[name] = mark, why
+        known_files[name] = mark, why
         if why:
-            found[name] = why
-    for name in set(known) - seen:
-        del known[name]
+            damaged[name] = why
+    for name in set(known_files) - seen:
+        del known_files[name]
     names = names_in(paths.dir)
     for name in _PERMANENT:
-        if name not in names and any(each.startswith(name + ASIDE) for each in names):
-            found[name] = "it was set aside by a repair that was interrupted"
-    if len(found) > most:
-        rest = len(found) - most
-        found = dict(list(found.items())[:most])
-        found["..."] = "{} more".format(rest)
-    return found
+        if name not in names and any(other.startswith(name + ASIDE) for other in names):
+            damaged[name] = "it was set aside by a repair that was interrupted"
+    if len(damaged) > most:
+        rest = len(damaged) - most
+        damaged = dict(list(damaged.items())[:most])
+        damaged["..."] = "{} more".format(rest)
+    return damaged
 
 
 def kind_of(file: str) -> Any:
@@ -112,15 +113,15 @@ def refuse(root: str, run_id: str) -> None:
     A record of a newer midstream raises the subclass `records.NewerFormatError`.
     """
     paths = records.RunPaths(root, run_id)
-    found = find(paths)
-    if found:
-        error = records.NewerFormatError if newer(paths, found) else records.DamagedRecordError
-        raise error(in_words(run_id, found))
+    damaged = find(paths)
+    if damaged:
+        error = records.NewerFormatError if newer(paths, damaged) else records.DamagedRecordError
+        raise error(in_words(run_id, damaged))
 
 
-def in_words(run_id: str, found: Dict[str, str]) -> str:
+def in_words(run_id: str, damaged: Dict[str, str]) -> str:
     """Format damaged records as one line: each file, and what is wrong with it."""
-    return "run {}: {}".format(run_id, "; ".join("{}: {}".format(name, why) for name, why in found.items()))
+    return "run {}: {}".format(run_id, "; ".join("{}: {}".format(name, why) for name, why in damaged.items()))
 
 
 def signature(path: str) -> Mark:
@@ -129,10 +130,10 @@ def signature(path: str) -> Mark:
     Return None without a file.
     """
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _files(directory: str) -> Iterator[Tuple[str, object]]:
@@ -170,7 +171,7 @@ def _why(path: str, kind: Any) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:LONGEST]
+    return " ".join(text.split())[:MAX_REASON]
 
 
 def names_in(directory: str) -> List[str]:

@@ -22,18 +22,18 @@ def remark(path: records.AttemptPaths, status: Optional[records.Status]) -> str:
 
     The end of a job that SLURM has forgotten is in the job's output.
     """
-    found = slurm.described(path)
-    if found is None:
+    job = slurm.described(path)
+    if job is None:
         return ""
     over = status is not None and status.state in records.ENDED
-    if status is not None and status.state == records.FINISHED and not (found.waits or found.runs):
+    if status is not None and status.state == records.FINISHED and not (job.waits or job.runs):
         return ""
-    if found.waits or found.runs or (found.reason and not over):
-        words = found.describe()
+    if job.waits or job.runs or (job.reason and not over):
+        words = job.describe()
         if words:
-            said = _recorded_end(path, over=True) if found.ended else ""
+            said = _recorded_end(path, over=True) if job.ended else ""
             return "{}; {}".format(words, said) if said else words
-    return "" if found.waits or found.runs else _recorded_end(path, over)
+    return "" if job.waits or job.runs else _recorded_end(path, over)
 
 
 def _recorded_end(path: records.AttemptPaths, over: bool) -> str:

@@ -49,7 +49,7 @@ def leftovers(root: str, run_id: str, quiet: float = QUIET) -> List[Leftover]:
     paths = records.RunPaths(root, records.check_run_id(run_id))
     damaged_records.refuse(root, run_id)
     processes = writers.writers(root, run_id)
-    found: List[Leftover] = []
+    listed: List[Leftover] = []
     for path, kind in _candidates(paths):
         full = posixpath.join(paths.dir, path)
         try:
@@ -59,8 +59,8 @@ def leftovers(root: str, run_id: str, quiet: float = QUIET) -> List[Leftover]:
         kept = _reason(paths, path, kind, processes)
         if not kept and time.time() - changed < quiet:
             kept = "it changed {:.0f} s ago: a program may be writing it".format(max(0.0, time.time() - changed))
-        found.append(Leftover(path, kind, size, kept, changed))
-    return sorted(found, key=lambda entry: entry.path)
+        listed.append(Leftover(path, kind, size, kept, changed))
+    return sorted(listed, key=lambda entry: entry.path)
 
 
 @once("a second call would report that nothing was removed")
@@ -129,7 +129,7 @@ def _reason(paths: records.RunPaths, path: str, kind: str, processes: List[write
     if kind == "partial":
         step, attempt = records.parse_checkpoint_name(name) or (0, 0)
         own = [process for process in processes if process.attempt in (attempt, writers.MIGRATION)]
-        why = next((each.why for each in own if _may_commit(each, fence, step)), "")
+        why = next((process.why for process in own if _may_commit(process, fence, step)), "")
         return why or _share(posixpath.join(paths.dir, path))
     may_write = next((process.why for process in processes if _may_commit(process, fence)), "")
     if kind == "trash":
@@ -160,8 +160,8 @@ def _may_commit(writer: writers.Writer, fence: Optional[records.Fence], step: Op
 
 def _only_state(paths: records.RunPaths, name: str, manifest: str) -> str:
     """The reason to keep a complete checkpoint in the trash: nothing replaces it."""
-    summary = run_checkpoints.manifest_summary(manifest, name[len(TRASH) :], {})
-    if not summary.complete:
+    checkpoint = run_checkpoints.described(paths, name[len(TRASH) :], path=manifest)
+    if checkpoint is None or not checkpoint.complete:
         return ""
     listed = records.Manifest.read(manifest)
     folder, elsewhere = posixpath.dirname(manifest), listed.elsewhere
@@ -198,9 +198,9 @@ def _measure(path: str) -> Tuple[int, float]:
     for parent, folders, files in os.walk(path):
         for name in folders + files:
             try:
-                found = os.lstat(posixpath.join(parent, name))
+                status = os.lstat(posixpath.join(parent, name))
             except FileNotFoundError:
                 continue
-            changed = max(changed, found.st_mtime)
-            size += found.st_size if name in files else 0
+            changed = max(changed, status.st_mtime)
+            size += status.st_size if name in files else 0
     return size, changed

@@ -15,8 +15,8 @@ from midstream_core import records
 from midstream_host.declarations import PAGE_LIMIT, reads
 from midstream_host.shapes import Text
 
-LONGEST_LINE = 4096  # characters of a line that are shown and searched
-LONGEST_PAGE = 1 << 20  # bytes
+MAX_LINE = 4096  # characters of a line that are shown and searched
+MAX_PAGE = 1 << 20  # bytes
 BLOCK = 1 << 20  # bytes that a search reads at a time
 SEARCH_TIME = 20.0  # seconds after which a search ends with the part that it has searched
 _COLOUR = re.compile("\x1b\\[[0-9;:]*m")
@@ -52,7 +52,7 @@ def displayed(line: str) -> str:
 
     A progress bar has such lines.
     """
-    return line.rstrip("\r").rpartition("\r")[2][:LONGEST_LINE]
+    return line.rstrip("\r").rpartition("\r")[2][:MAX_LINE]
 
 
 def plain(line: str) -> str:
@@ -72,7 +72,7 @@ def matcher(words: List[str], excluded: List[str], ignore_case: bool) -> Callabl
 
 @reads(limit=PAGE_LIMIT)
 def page(path: str, begin: int, end: int) -> LogPage:
-    """Return the lines between two bytes of a log, at most `LONGEST_PAGE` bytes.
+    """Return the lines between two bytes of a log, at most `MAX_PAGE` bytes.
 
     A line that crosses ``begin`` or ``end`` is left out, unless the page would be empty. A negative ``begin`` counts
     from the end of the file. The last line of a file may have no end.
@@ -80,7 +80,7 @@ def page(path: str, begin: int, end: int) -> LogPage:
     with records.open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         begin = max(0, size + begin) if begin < 0 else min(begin, size)
-        end = max(begin, min(end, size, begin + LONGEST_PAGE))
+        end = max(begin, min(end, size, begin + MAX_PAGE))
         data = _read(file, begin, end)
         if begin and data and _read(file, begin - 1, begin) != b"\n":
             skipped = data.find(b"\n") + 1

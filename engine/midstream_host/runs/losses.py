@@ -101,7 +101,7 @@ def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[in
         first: First step.
         last: Last step; None: to the end.
     """
-    found: List[MetricsRow] = []
+    collected: List[MetricsRow] = []
     counts = counted(root, run_id, attempt)
     try:
         with records.open_regular(
@@ -117,7 +117,7 @@ def rows(root: str, run_id: str, attempt: int, first: int = 0, last: Optional[in
                 if "train/loss" not in row or not isinstance(step, int):
                     continue
                 if step >= first and (last is None or step <= last) and counts(row):
-                    found.append(reduced(row))
+                    collected.append(reduced(row))
     except FileNotFoundError:
         return []
-    return found
+    return collected

@@ -91,8 +91,8 @@ def release(root: str, run_id: str, migration: str) -> None:
     if not os.path.isdir(paths.dir):
         return
     with records.locked(paths.lock):
-        found = records.MigrationLock.read_or_none(paths.migration_lock)
-        if found is not None and found.migration == migration:
+        lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        if lock is not None and lock.migration == migration:
             os.unlink(paths.migration_lock)
 
 
@@ -105,13 +105,13 @@ def _refuse_others(paths: records.RunPaths, migration: str, epoch: int) -> None:
 
     Call with the run's lock held.
     """
-    found = records.MigrationLock.read_or_none(paths.migration_lock)
-    if found is None or found.migration == migration or found.epoch < epoch:
+    lock = records.MigrationLock.read_or_none(paths.migration_lock)
+    if lock is None or lock.migration == migration or lock.epoch < epoch:
         return
     fence = records.Fence.read_or_none(paths.fence)
-    begun = fence is not None and fence.epoch >= found.epoch
-    if begun or found.expires > time.time():
-        raise RefusedError(_locked_by(paths.run_id, found))
+    begun = fence is not None and fence.epoch >= lock.epoch
+    if begun or lock.expires > time.time():
+        raise RefusedError(_locked_by(paths.run_id, lock))
 
 
 @repeatable("the same seal changes nothing")

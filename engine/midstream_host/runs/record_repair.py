@@ -15,14 +15,14 @@ from typing import Dict, Iterator, List, Optional, Tuple, Type, TypeVar
 
 from midstream_core import records
 from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.declarations import once, reads
 from midstream_host.runs import damaged_records, leftovers, run_checkpoints, run_state, unknown_process
 from midstream_host.runs.damaged_records import names_in
-from midstream_host.runs.run_checkpoints import CheckpointName
 from midstream_host.shapes import FileName, Text
 
 ASIDE = damaged_records.ASIDE
-MOST = 10_000  # damaged files that are listed
+MAX_DAMAGED = 10_000  # damaged files that are listed
 ENGINES = ("midstream_engine.", "midstream_host.")  # what the module of an engine, driver or supervisor begins with
 
 Kind = TypeVar("Kind", bound=records.JsonRecord)
@@ -56,20 +56,6 @@ class AttemptEvidence:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointEvidence:
-    """A directory of a checkpoint."""
-
-    name: CheckpointName
-    step: int
-    attempt: int
-    complete: bool
-    epoch: int
-    root_digest: str
-    damaged: str
-    start: int = 0  # of the epoch, that committed it
-
-
-@dataclasses.dataclass(frozen=True)
 class RunEvidence:
     """Every readable record of a run, and what is wrong with the others."""
 
@@ -82,7 +68,7 @@ class RunEvidence:
     lineage: Optional[records.Lineage]
     migration_lock: Optional[records.MigrationLock]
     config: Text
-    checkpoints: List[CheckpointEvidence]
+    checkpoints: List[ListedCheckpoint]
     attempts: List[AttemptEvidence]
     ownership: Text = ""  # of its ownership.json
 
@@ -91,7 +77,7 @@ class RunEvidence:
 def evidence(root: str, run_id: str) -> RunEvidence:
     """Read every record of the run that can be read. Writes nothing."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
-    damaged = damaged_records.find(paths, most=MOST)
+    damaged = damaged_records.find(paths, most=MAX_DAMAGED)
     return RunEvidence(
         found=os.path.lexists(paths.dir),
         now=time.time(),
@@ -122,7 +108,7 @@ def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileN
     path = posixpath.join(paths.dir, file)
     new = kind.from_json(dict(value), file) if value is not None else None
     with records.locked(paths.lock):
-        if file not in damaged_records.find(paths, most=MOST) and os.path.lexists(path):
+        if file not in damaged_records.find(paths, most=MAX_DAMAGED) and os.path.lexists(path):
             raise run_state.RefusedError("{} of {} can be read by now: nothing was written".format(file, run_id))
         if damaged_records.newer(paths, [file]):
             raise run_state.RefusedError("a newer midstream wrote {} of {}: nothing was written".format(file, run_id))
@@ -172,12 +158,12 @@ def _attempt(paths: records.RunPaths, number: int) -> AttemptEvidence:
 
 
 def _numbers(files: records.AttemptPaths) -> List[int]:
-    found = set(run_state.processes(files))
+    numbers = set(run_state.processes(files))
     for name in names_in(files.dir):
         match = re.fullmatch(r"exit-([0-9]{1,6})\.json", name)
         if match:
-            found.add(int(match.group(1)))
-    return sorted(found)
+            numbers.add(int(match.group(1)))
+    return sorted(numbers)
 
 
 def _process(files: records.AttemptPaths, process: int) -> ProcessEvidence:
@@ -228,27 +214,9 @@ def _engines() -> Iterator[Tuple[int, List[str]]]:
             yield int(name), words
 
 
-def _checkpoints(paths: records.RunPaths) -> List[CheckpointEvidence]:
-    found: List[CheckpointEvidence] = []
-    for name in names_in(paths.checkpoints):
-        parsed = records.parse_checkpoint_name(name)
-        if parsed is not None:
-            manifest = run_checkpoints.manifest_summary(
-                posixpath.join(paths.checkpoint(name), records.MANIFEST), name, {}
-            )
-            found.append(
-                CheckpointEvidence(
-                    name=name,
-                    step=parsed[0],
-                    attempt=parsed[1],
-                    complete=manifest.complete,
-                    epoch=manifest.epoch,
-                    root_digest=manifest.root_digest,
-                    damaged=manifest.damaged,
-                    start=manifest.start,
-                )
-            )
-    return sorted(found, key=lambda entry: (entry.step, entry.attempt))
+def _checkpoints(paths: records.RunPaths) -> List[ListedCheckpoint]:
+    named = (run_checkpoints.described(paths, name) for name in names_in(paths.checkpoints))
+    return sorted(filter(None, named), key=lambda entry: (entry.step, entry.attempt))
 
 
 def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:

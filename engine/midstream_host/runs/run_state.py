@@ -14,10 +14,10 @@ import signal as signals
 from typing import List, Optional, Set
 
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.declarations import MANIFEST_LIMIT, PAGE_LIMIT, reads, repeatable
 from midstream_host.runs import damaged_records, run_checkpoints, slurm
 from midstream_host.runs.damaged_records import names_in
-from midstream_host.runs.run_checkpoints import CheckpointSummary
 from midstream_host.shapes import Annotated, Text
 
 RunId = Annotated[str, records.RUN_ID]
@@ -55,11 +55,11 @@ class RunDescription(ProcessState):
     lineage: Optional[records.Lineage]
     attempts: List[int]
     attempt: int
-    checkpoints: List[CheckpointSummary]
+    checkpoints: List[ListedCheckpoint]
     ownership: Text = ""  # of its ownership.json, which the operator's machine checks
 
     @property
-    def usable(self) -> List[CheckpointSummary]:
+    def usable(self) -> List[ListedCheckpoint]:
         """The complete, accepted checkpoints."""
         return [entry for entry in self.checkpoints if entry.complete and entry.accepted]
 
@@ -125,10 +125,10 @@ def describe(root: str, run_id: str) -> RunDescription:
     paths = records.RunPaths(root, run_id)
     numbers = attempts(paths)
     newest = newest_started(paths, numbers)
-    found = status(root, run_id, newest) if newest else NO_PROCESS
+    process_state = status(root, run_id, newest) if newest else NO_PROCESS
     return RunDescription(
-        status=found.status,
-        running=found.running,
+        status=process_state.status,
+        running=process_state.running,
         run_id=run_id,
         fence=records.Fence.read_or_none(paths.fence),
         lineage=records.Lineage.read_or_none(paths.lineage),
@@ -198,14 +198,14 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
 
 def processes(path: records.AttemptPaths) -> List[int]:
     """Return the sorted numbers of an attempt's processes started here or with status."""
-    found: Set[int] = set()
+    numbers: Set[int] = set()
     for name in names_in(path.dir):
         match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
         if match:
-            found.add(int(match.group(1)))
+            numbers.add(int(match.group(1)))
         elif name in ("launch.json", slurm.JOB):
-            found.add(0)
-    return sorted(found)
+            numbers.add(0)
+    return sorted(numbers)
 
 
 @reads()
@@ -215,25 +215,25 @@ def status(root: str, run_id: str, attempt: int) -> ProcessState:
     If none runs, return the state of the attempt's first process here.
     """
     path = records.RunPaths(root, run_id).attempt(attempt)
-    known = processes(path)
+    numbers = processes(path)
     first: Optional[ProcessState] = None
-    for process in known:
-        found = status_of(path, process)
-        if found.running:
-            return found
-        first = first or found
+    for process in numbers:
+        process_state = status_of(path, process)
+        if process_state.running:
+            return process_state
+        first = first or process_state
     return first or NO_PROCESS
 
 
 def status_of(path: records.AttemptPaths, process: int) -> ProcessState:
     """The state of one process. Running is positive evidence: that very process runs."""
-    found = records.Status.read_or_none(path.status(process))
-    identity = found.identity if found else _launched(path, process)
-    running = (identity is not None and records.is_running(identity)) or slurm.is_running(path, found)
+    status_record = records.Status.read_or_none(path.status(process))
+    identity = status_record.identity if status_record else _launched(path, process)
+    running = (identity is not None and records.is_running(identity)) or slurm.is_running(path, status_record)
     if not running:
         # The process may have written a last status after the first read and then exited.
-        found = records.Status.read_or_none(path.status(process))
-    return ProcessState(found, running)
+        status_record = records.Status.read_or_none(path.status(process))
+    return ProcessState(status_record, running)
 
 
 def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.ProcessIdentity]:
@@ -260,7 +260,11 @@ def first_failure(path: records.AttemptPaths) -> Optional[records.ProcessExit]:
     Return None where no record says that one failed.
     """
     ended = [records.ProcessExit.read_or_none(path.exit(process)) for process in processes(path)]
-    return min((one for one in ended if one is not None and one.failed), key=lambda one: one.time, default=None)
+    return min(
+        (exit_record for exit_record in ended if exit_record is not None and exit_record.failed),
+        key=lambda exit_record: exit_record.time,
+        default=None,
+    )
 
 
 def launched_running(path: records.AttemptPaths, process: int = 0) -> bool:
@@ -276,8 +280,8 @@ def attempt_of_migration(root: str, run_id: str, migration: str) -> Optional[Mig
     for number in reversed(attempts(paths)):
         command = records.Command.read_or_none(paths.attempt(number).command_file)
         if command is not None and command.migration == migration:
-            found = status(root, run_id, number)
-            return MigrationAttempt(found.status, found.running, number, command.epoch, command.action)
+            process_state = status(root, run_id, number)
+            return MigrationAttempt(process_state.status, process_state.running, number, command.epoch, command.action)
     return None
 
 
@@ -304,13 +308,13 @@ def trainer_evidence(root: str, run_id: str, attempt: int) -> Optional[records.T
 def read_text(path: str, offset: int = 0, limit: Optional[int] = None) -> Text:
     """Read a file from a byte offset on, at most ``limit`` bytes.
 
-    Raises DamagedRecordError where it is no regular file, or, without a limit, is larger than `records.LARGEST_FILE`.
+    Raises DamagedRecordError where it is no regular file, or, without a limit, is larger than `records.MAX_FILE`.
     """
     if limit is None and not offset:
-        return records.read_bytes(path, records.LARGEST_FILE).decode(errors="replace")
+        return records.read_bytes(path, records.MAX_FILE).decode(errors="replace")
     with records.open_regular(path) as file:
         file.seek(offset)
-        return file.read(records.LARGEST_FILE if limit is None else limit).decode(errors="replace")
+        return file.read(records.MAX_FILE if limit is None else limit).decode(errors="replace")
 
 
 @reads(limit=PAGE_LIMIT)
@@ -362,8 +366,8 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
         return slurm.signal_job(job, name, begun=bool(statuses), running=any(map(slurm.may_live, statuses)))
     signalled = False
     for process in processes(path):
-        found = records.Status.read_or_none(path.status(process))
-        identity = found.identity if found else _launched(path, process)
+        process_status = records.Status.read_or_none(path.status(process))
+        identity = process_status.identity if process_status else _launched(path, process)
         if identity is None or not records.is_running(identity):
             continue
         with contextlib.suppress(ProcessLookupError):

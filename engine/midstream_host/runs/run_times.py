@@ -57,7 +57,7 @@ class HostTimes:
 @reads(limit=PAGE_LIMIT)
 def read(root: str, since: float) -> HostTimes:
     """Read the times of all processes that ran after ``since`` (UTC seconds)."""
-    found: List[ProcessTimes] = []
+    times: List[ProcessTimes] = []
     unreadable: List[Text] = []
     for run_id in run_state.list_runs(root):
         paths = records.RunPaths(root, run_id)
@@ -68,12 +68,12 @@ def read(root: str, since: float) -> HostTimes:
             continue
         for number in numbers:
             try:
-                found += _attempt(paths, number, since)
+                times += _attempt(paths, number, since)
             except (OSError, records.RecordError) as error:
                 why = " ".join(str(error).split())[:200]
                 unreadable.append("{} attempt {}: {}".format(run_id, number, why))
-    found.sort(key=lambda each: each.last_step or each.ended or each.started or 0.0, reverse=True)
-    return HostTimes(time.time(), booted(), found[:PROCESSES], unreadable[:100], max(0, len(found) - PROCESSES))
+    times.sort(key=lambda entry: entry.last_step or entry.ended or entry.started or 0.0, reverse=True)
+    return HostTimes(time.time(), booted(), times[:PROCESSES], unreadable[:100], max(0, len(times) - PROCESSES))
 
 
 def booted(stat: str = "/proc/stat") -> Optional[float]:
@@ -92,16 +92,16 @@ def booted(stat: str = "/proc/stat") -> Optional[float]:
 def _attempt(paths: records.RunPaths, number: int, since: float) -> List[ProcessTimes]:
     attempt = paths.attempt(number)
     first, last = step_times(attempt.metrics)
-    found: List[ProcessTimes] = []
+    times: List[ProcessTimes] = []
     for process in run_state.processes(attempt):
         launched = _launched(attempt, process)
         state = run_state.status_of(attempt, process)
         status = state.status
         ended = _ended(attempt, process, status)
-        known = [each for each in (ended, last) if each is not None]
-        if not state.running and (max(known) if known else launched or 0.0) < since:
+        ends = [end for end in (ended, last) if end is not None]
+        if not state.running and (max(ends) if ends else launched or 0.0) < since:
             continue
-        found.append(
+        times.append(
             ProcessTimes(
                 run_id=paths.run_id,
                 attempt=number,
@@ -116,7 +116,7 @@ def _attempt(paths: records.RunPaths, number: int, since: float) -> List[Process
                 devices=len(status.devices) if status else 0,
             )
         )
-    return found
+    return times
 
 
 def _launched(attempt: records.AttemptPaths, process: int) -> Optional[float]:
@@ -131,8 +131,8 @@ def _launched(attempt: records.AttemptPaths, process: int) -> Optional[float]:
 
 def _ended(attempt: records.AttemptPaths, process: int, status: Optional[records.Status]) -> Optional[float]:
     """Time of the exit by the supervisor's record; without one, the newest heartbeat."""
-    found = records.ProcessExit.read_or_none(attempt.exit(process))
-    return found.time if found else status.heartbeat if status else None
+    exit_record = records.ProcessExit.read_or_none(attempt.exit(process))
+    return exit_record.time if exit_record else status.heartbeat if status else None
 
 
 def step_times(metrics: str) -> Tuple[Optional[float], Optional[float]]:

@@ -14,35 +14,31 @@ import os
 import posixpath
 import queue
 import re
-import subprocess
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple, cast
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, cast
 
 from midstream_core import records
 from midstream_host.declarations import reads
+from midstream_host.runs.slurm_commands import TIMES, MissingError, SlurmError, done, named, run, words_of
 from midstream_host.runs.slurm_states import NODE_FAIL, UNKNOWN, JobState, seconds_of
 
 JOB = "slurm.json"
 OUTPUT = "job.txt"  # of the job's script
 SCRIPT = "job.sh"
-COMMAND_TIMEOUT = 60.0  # seconds
 QUERY_TIMEOUT = 25.0  # seconds for each of two commands: a call of the operator's machine takes 60 at most
 HEARTBEAT_TIMEOUT = 60.0  # seconds; file systems may lag
 CACHE_TIME = 10.0  # seconds for which a job's state is cached
 ENDED_CACHE_TIME = 60.0  # seconds, where it is only shown: a job that has ended may be requeued
 ANSWER_TIMEOUT = 4.0  # seconds that a report waits for an answer of SLURM
 FOREVER = 10 * 366 * 86400.0  # seconds: the end of a job without a time limit is later
-TIMES = {"SLURM_TIME_FORMAT": "%s"}  # times as UTC seconds, whatever the host's time zone
 # scancel sends SIGTERM before SIGKILL, on which the engine would save. This signal ends it at once, without a core.
 KILL = "ALRM"
 NOT_KNOWN = "Invalid job id"  # in squeue's words: the controller has answered
 SCRIPT_OF_ATTEMPT = re.compile(r"/runs/[^/]+/attempts/[^/]+/job\.sh\s*$")
 JOB_ID = re.compile(r"[0-9][\w+.-]*(;[\w.-]+)?")  # and its cluster
 NO_ANSWER = "the controller does not answer"  # reason of an unknown state
-# Variables that change what the commands show or do: filters, forms, questions, an array of jobs.
-VARIABLES = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_\w+|SBATCH_(ARRAY_INX|WAIT)")
 ANOTHER = "its id is now that of another job"  # the same, where the controller has begun to count again
 
 
@@ -65,19 +61,8 @@ _cached: Dict[str, Tuple[float, JobState]] = {}
 _unanswered_until = 0.0  # monotonic seconds: until then a controller that did not answer is not queried
 
 
-class SlurmError(Exception):
-    """A command of SLURM failed; the message is its last line of stderr."""
-
-
 class PausedJobError(SlurmError):
     """A job is suspended: it gets no signal."""
-
-
-class MissingError(SlurmError):
-    """A command of SLURM is not installed.
-
-    The records are those of another machine's job.
-    """
 
 
 def job_of(path: records.AttemptPaths) -> Optional[str]:
@@ -101,17 +86,17 @@ def state(job: str) -> JobState:
     A job that neither has is ``UNKNOWN``. A controller that does not answer is no evidence: the last known state of a
     job that waits or runs stays. After `query_in_background` the result is the newest state that has been found.
     """
-    found = _cached.get(job)
-    if found is not None and time.monotonic() - found[0] <= CACHE_TIME:
-        return found[1]
+    cached = _cached.get(job)
+    if cached is not None and time.monotonic() - cached[0] <= CACHE_TIME:
+        return cached[1]
     return _background.state(job) if _background is not None else _look(job)
 
 
 def _look(job: str) -> JobState:
-    found = _cached.get(job)
+    cached = _cached.get(job)
     now = _query(job)
-    if now.reason == NO_ANSWER and found is not None and (found[1].waits or found[1].runs):
-        now = found[1]
+    if now.reason == NO_ANSWER and cached is not None and (cached[1].waits or cached[1].runs):
+        now = cached[1]
     _cached[job] = (time.monotonic(), now)
     return now
 
@@ -136,17 +121,17 @@ class _Background:
         threading.Thread(target=self._run, daemon=True).start()
 
     def state(self, job: str) -> JobState:
-        found = _cached.get(job)
-        if found is not None and found[1].ended and time.monotonic() - found[0] < ENDED_CACHE_TIME:
-            return found[1]
+        cached = _cached.get(job)
+        if cached is not None and cached[1].ended and time.monotonic() - cached[0] < ENDED_CACHE_TIME:
+            return cached[1]
         with self._answered:
             if job not in self._open:
                 self._open.add(job)
                 self._requested.put(job)
             if not self._late:
                 self._late = not self._answered.wait_for(lambda: job not in self._open, ANSWER_TIMEOUT)
-        found = _cached.get(job)
-        return found[1] if found is not None else JobState(job, UNKNOWN, NO_ANSWER)
+        cached = _cached.get(job)
+        return cached[1] if cached is not None else JobState(job, UNKNOWN, NO_ANSWER)
 
     def _run(self) -> None:
         while True:
@@ -222,12 +207,6 @@ def _limited_by_reservation(job: JobState, name: str, cluster: Sequence[str]) ->
     return dataclasses.replace(job, ends=end, reservation=name)
 
 
-def named(job: str) -> Tuple[str, List[str]]:
-    """Return the id of a job, and the flags that name its cluster."""
-    number, _, cluster = job.partition(";")
-    return number, ["--clusters", cluster] if cluster else []
-
-
 def _time(text: str) -> float:
     """Return the UTC seconds of a time as `TIMES` prints it; 0 for N/A and never.
 
@@ -258,13 +237,13 @@ def described(path: records.AttemptPaths) -> Optional[JobState]:
     The other job's script and name both differ: a cluster's own sbatch may submit a copy of the script.
     """
     job = job_of(path)
-    found = None if job is None else state(job)
-    if found is None or not found.script.startswith("/") or is_script_of(found.script, path):
-        return found
+    job_state = None if job is None else state(job)
+    if job_state is None or not job_state.script.startswith("/") or is_script_of(job_state.script, path):
+        return job_state
     run_id = posixpath.basename(posixpath.dirname(posixpath.dirname(path.dir)))
-    if found.name == name_of(run_id) and not SCRIPT_OF_ATTEMPT.search(found.script):
-        return found
-    return JobState(found.job, UNKNOWN, ANOTHER)
+    if job_state.name == name_of(run_id) and not SCRIPT_OF_ATTEMPT.search(job_state.script):
+        return job_state
+    return JobState(job_state.job, UNKNOWN, ANOTHER)
 
 
 def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> bool:
@@ -274,14 +253,14 @@ def is_running(path: records.AttemptPaths, status: Optional[records.Status]) -> 
     again, or to have started since: it was requeued. Of a job that SLURM does not know, or whose nodes have failed, a
     fresh heartbeat is evidence. A job without a status, of which the controller says nothing, may wait in the queue.
     """
-    found = described(path)
-    if found is None:
+    job = described(path)
+    if job is None:
         return False
-    if found.waits or status is None:
-        return found.waits or found.runs or found.reason == NO_ANSWER
-    if found.runs:
-        return status.state not in records.ENDED or found.started > status.heartbeat
-    return found.state in (UNKNOWN, NODE_FAIL) and may_live(status)
+    if job.waits or status is None:
+        return job.waits or job.runs or job.reason == NO_ANSWER
+    if job.runs:
+        return status.state not in records.ENDED or job.started > status.heartbeat
+    return job.state in (UNKNOWN, NODE_FAIL) and may_live(status)
 
 
 def may_live(status: records.Status) -> bool:
@@ -294,8 +273,8 @@ def ended_before_status(path: records.AttemptPaths) -> bool:
 
     Return False where SLURM does not know the job.
     """
-    found = described(path)
-    return found is not None and found.ended
+    job = described(path)
+    return job is not None and job.ended
 
 
 def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
@@ -326,8 +305,8 @@ def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
             run(argv)
     except SlurmError:
         _cached.pop(job, None)
-        found = state(job)
-        if found.waits or found.runs or found.reason == NO_ANSWER:
+        job_state = state(job)
+        if job_state.waits or job_state.runs or job_state.reason == NO_ANSWER:
             raise
         return False
     finally:
@@ -335,15 +314,15 @@ def signal_job(job: str, name: str, begun: bool, running: bool = False) -> bool:
     return True
 
 
-def is_recognised(path: records.AttemptPaths, found: JobState) -> bool:
+def is_recognised(path: records.AttemptPaths, job: JobState) -> bool:
     """Return whether nothing speaks against a job's being the attempt's.
 
     A job without a script's path, as of ``--wrap`` or stdin, has to have the run's name before it is signalled.
     """
-    if found.reason == ANOTHER:
+    if job.reason == ANOTHER:
         return False
     run_id = posixpath.basename(posixpath.dirname(posixpath.dirname(path.dir)))
-    return not found.script or found.script.startswith("/") or found.name == name_of(run_id)
+    return not job.script or job.script.startswith("/") or job.name == name_of(run_id)
 
 
 @reads()
@@ -353,26 +332,18 @@ def allocation(flags: List[str]) -> Allocation:
     Raises SlurmError where SLURM rejects the flags.
     """
     argv = ["sbatch", "--test-only", *flags, "--wrap", "true"]
-    lines = _done(argv, TIMES).stderr.decode(errors="replace").strip().splitlines()
+    lines = done(argv, TIMES).stderr.decode(errors="replace").strip().splitlines()
     match = re.search(r"to start at (\S+) using \d+ processors on nodes (\S+) in partition (\S+)", "\n".join(lines))
     if match is None:
         raise SlurmError("sbatch --test-only names no nodes: {!r}".format("".join(lines[-1:])[:200]))
     nodes, partition = match.group(2), match.group(3)
-    gres = _words(["sinfo", "--noheader", "--nodes", nodes, "--format", "%G"])
-    names = _words(["scontrol", "show", "hostnames", nodes])
-    limits = _words(["sinfo", "--noheader", "--partition", partition, "--format", "%L|%l"])
+    gres = words_of(["sinfo", "--noheader", "--nodes", nodes, "--format", "%G"])
+    names = words_of(["scontrol", "show", "hostnames", nodes])
+    limits = words_of(["sinfo", "--noheader", "--partition", partition, "--format", "%L|%l"])
     own = os.environ.get("SBATCH_TIMELIMIT", "")  # a flag comes before it
     texts = [own] if own else (*limits, "")[0].split("|")
-    limit = next((found for text in texts if (found := seconds_of(text))), 0.0)
+    limit = next((seconds for text in texts if (seconds := seconds_of(text))), 0.0)
     return Allocation(_time(match.group(1)), nodes, partition, sorted(set(gres)), len(names), limit)
-
-
-def _words(argv: Sequence[str]) -> List[str]:
-    """Return the words that a command prints; none where it fails."""
-    try:
-        return run(argv).split()
-    except SlurmError:
-        return []
 
 
 @reads()
@@ -384,36 +355,10 @@ def job_of_attempt(root: str, run_id: str, attempt: int) -> Optional[JobState]:
 @reads()
 def commands() -> Dict[str, str]:
     """Version of each command of SLURM, or "!" and why it does not run."""
-    found: Dict[str, str] = {}
+    variables: Dict[str, str] = {}
     for name in ("sbatch", "srun", "squeue", "scancel", "sacct"):
         try:
-            found[name] = run([name, "--version"]).strip()
+            variables[name] = run([name, "--version"]).strip()
         except SlurmError as error:
-            found[name] = "!" + str(error)
-    return found
-
-
-def run(argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT) -> str:
-    """Run a command of SLURM and return its output. Raises SlurmError where it fails."""
-    return _done(argv, env, timeout).stdout.decode(errors="replace")
-
-
-def _done(
-    argv: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: float = COMMAND_TIMEOUT
-) -> "subprocess.CompletedProcess[bytes]":
-    inherited = {name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)}
-    try:
-        done = subprocess.run(list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                              env=dict(inherited, **(env or {})), timeout=timeout, check=False)  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise SlurmError("{} did not answer within {:.0f} s".format(argv[0], timeout)) from error
-    except FileNotFoundError as error:
-        raise MissingError("{}: {}".format(argv[0], error.strerror)) from error
-    except OSError as error:
-        raise SlurmError("{}: {}".format(argv[0], error.strerror)) from error
-    if done.returncode:
-        lines: List[str] = done.stderr.decode(errors="replace").strip().splitlines()
-        words = [line for line in lines if not line.startswith('Try "')]  # of an unknown flag: the line before has it
-        last = words[-1] if words else "exit code {}".format(done.returncode)
-        raise SlurmError("{}: {}".format(argv[0], re.sub("^{0}: (error: )?".format(re.escape(argv[0])), "", last)))
-    return done
+            variables[name] = "!" + str(error)
+    return variables

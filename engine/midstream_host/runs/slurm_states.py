@@ -133,11 +133,11 @@ def seconds_of(text: str) -> float:
     if match is None:  # UNLIMITED, INFINITE, NONE, n/a
         return 0.0
     days, *numbers = match.groups()
-    found = [float(number) for number in numbers if number]
+    values = [float(number) for number in numbers if number]
     if days is not None:
-        hours, minutes, seconds = [*found, 0.0, 0.0][:3]
-    elif len(found) == 3:
-        hours, minutes, seconds = found
+        hours, minutes, seconds = [*values, 0.0, 0.0][:3]
+    elif len(values) == 3:
+        hours, minutes, seconds = values
     else:
-        hours, (minutes, seconds) = 0.0, [*found, 0.0][:2]
+        hours, (minutes, seconds) = 0.0, [*values, 0.0][:2]
     return float(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds

@@ -18,7 +18,8 @@ from typing import List, Sequence
 
 from midstream_core import records
 from midstream_host.runs import slurm
-from midstream_host.runs.slurm import SCRIPT, SlurmError
+from midstream_host.runs.slurm import SCRIPT
+from midstream_host.runs.slurm_commands import SlurmError, named, run
 
 RANK = "rank.sh"
 
@@ -37,18 +38,18 @@ def submit(path: records.AttemptPaths, flags: Sequence[str], script: str, rank: 
     """
     strays = _jobs_of(path, flags)  # of an attempt of this number that was given up
     for stray in strays:
-        number, cluster = slurm.named(stray)
+        number, cluster = named(stray)
         with contextlib.suppress(SlurmError):  # it ends by itself when it starts
-            slurm.run(["scancel", *cluster, number])
+            run(["scancel", *cluster, number])
     records.write_bytes(posixpath.join(path.dir, RANK), rank.encode())
     records.write_bytes(posixpath.join(path.dir, SCRIPT), script.encode())
     try:
-        output = slurm.run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)])
+        output = run(["sbatch", "--parsable", *flags, posixpath.join(path.dir, SCRIPT)])
     except SlurmError:
-        found = [each for each in _jobs_of(path, flags) if each not in strays]
-        if len(found) != 1:
+        jobs = [job for job in _jobs_of(path, flags) if job not in strays]
+        if len(jobs) != 1:
             raise
-        output = found[0]
+        output = jobs[0]
     match = re.search(r"^(\d+(?:;[\w.-]+)?)", output.strip().splitlines()[-1] if output.strip() else "")
     if match is None:
         raise SlurmError("sbatch names no job: {!r}".format(output.strip()[:200]))
@@ -65,28 +66,28 @@ def _jobs_of(path: records.AttemptPaths, flags: Sequence[str]) -> List[str]:
     words = ["--clusters", cluster] if cluster else []
     argv = ["squeue", *words, "--noheader", "--user", str(os.getuid()), "--states", "all", "--format", "%i|%T|%o"]
     try:
-        lines = slurm.run(argv).splitlines()
+        lines = run(argv).splitlines()
     except SlurmError:
         return []
     cluster = "" if "," in cluster else cluster
-    found: List[str] = []
+    jobs: List[str] = []
     for line in lines:
         if line.startswith("CLUSTER:"):  # of the jobs that follow: the flags may name several clusters
             cluster = line.partition(":")[2].strip()
         number, word, script = [*line.split("|", 2), "", ""][:3]
         if slurm.is_script_of(script, path) and not slurm.JobState(number, word.strip(), "").ended:
-            found.append(number.strip() + (";" + cluster if cluster else ""))
-    return found
+            jobs.append(number.strip() + (";" + cluster if cluster else ""))
+    return jobs
 
 
 def _cluster(flags: Sequence[str]) -> str:
     """Return the clusters that flags of sbatch name; empty: the login node's own."""
-    found = ""
+    cluster = ""
     for flag, following in zip(flags, [*flags[1:], ""]):
         if flag in ("-M", "--clusters", "--cluster"):
-            found = following
+            cluster = following
         elif flag.startswith(("--clusters=", "--cluster=")):
-            found = flag.partition("=")[2]
+            cluster = flag.partition("=")[2]
         elif re.match("-M.", flag):
-            found = flag[2:]
-    return found
+            cluster = flag[2:]
+    return cluster

@@ -15,9 +15,10 @@ from typing import Any, Dict, List, Literal, Optional
 from midstream_core import records
 from midstream_core.attempt import replay_file
 from midstream_core.json_types import JsonObject, int_of, object_or_empty
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
 from midstream_host.runs import losses, ownership, run_checkpoints, run_state
-from midstream_host.runs.run_checkpoints import CheckpointName, CheckpointSummary
+from midstream_host.runs.run_checkpoints import CheckpointName
 
 POLL_INTERVAL = 0.02  # seconds
 
@@ -104,7 +105,7 @@ def newest_state(root: str, run_id: str) -> Optional[NewestState]:
 
 
 @repeatable("it writes a pin again, of what is newest by then")
-def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[CheckpointSummary]:
+def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str = "") -> Optional[ListedCheckpoint]:
     """Pin the newest complete, accepted checkpoint, or the one with that name.
 
     Retention does not delete it before ``expires``. None where there is no such checkpoint.
@@ -126,7 +127,7 @@ def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str
             return checkpoint
 
 
-def _newest(paths: records.RunPaths, name: str) -> Optional[CheckpointSummary]:
+def _newest(paths: records.RunPaths, name: str) -> Optional[ListedCheckpoint]:
     usable = [
         checkpoint for checkpoint in run_checkpoints.checkpoints(paths) if checkpoint.complete and checkpoint.accepted
     ]
@@ -141,9 +142,9 @@ def renew(root: str, run_id: str, migration: str) -> None:
     The standby exits when the lease expires.
     """
     paths = records.RunPaths(root, run_id)
-    found = run_state.attempt_of_migration(root, run_id, migration)
-    if found is not None and found.running and (found.status is None or found.status.epoch == 0):
-        records.write_bytes(paths.attempt(found.attempt).lease, b"")
+    number = run_state.attempt_of_migration(root, run_id, migration)
+    if number is not None and number.running and (number.status is None or number.status.epoch == 0):
+        records.write_bytes(paths.attempt(number.attempt).lease, b"")
 
 
 @reads()
@@ -188,14 +189,14 @@ def take_over(
         chain: JSON of the signed records that prove the fence.
     """
     ownership.put_fence(root, run_id, fence, str(command.get("migration", "")), chain)
-    found = run_state.status(root, run_id, attempt)
-    status = found.status
-    if not found.running:
-        return Promotion(status, found.running, "exited", 0)
+    process = run_state.status(root, run_id, attempt)
+    status = process.status
+    if not process.running:
+        return Promotion(status, process.running, "exited", 0)
     if status is not None and (status.epoch > 0 or _carries_out(root, run_id, attempt, status, command)):
-        return Promotion(status, found.running, "sent before", 0)
+        return Promotion(status, process.running, "sent before", 0)
     if status is None or status.state not in (records.WAITING, records.REPLAYING):
-        return Promotion(status, found.running, "not ready", 0)
+        return Promotion(status, process.running, "not ready", 0)
     sequence = ownership.send_command(root, run_id, attempt, command)
     answer = await_answer(root, run_id, attempt, sequence, patience)
     return Promotion(answer.status, answer.running, "sent", sequence)
@@ -225,14 +226,14 @@ def await_answer(root: str, run_id: str, attempt: int, sequence: int, patience: 
     """
     deadline = time.monotonic() + patience
     while True:
-        found = run_state.status(root, run_id, attempt)
-        status = found.status
-        done = not found.running or (
+        process = run_state.status(root, run_id, attempt)
+        status = process.status
+        done = not process.running or (
             status is not None
             and (status.state in records.ENDED or max(status.acknowledged, status.rejected) >= sequence)
         )
         if done or time.monotonic() >= deadline:
-            return CommandAnswer(status, found.running, done)
+            return CommandAnswer(status, process.running, done)
         time.sleep(POLL_INTERVAL)
 
 
@@ -249,7 +250,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
         first: Step to begin at.
         start: Process whose file the offset is of: that of a newer one is read from its beginning.
     """
-    found = run_state.status(root, run_id, attempt)
+    process = run_state.status(root, run_id, attempt)
     files, number = records.RunPaths(root, run_id).attempt(attempt), 0
     path = posixpath.join(files.dir, name)
     if name == posixpath.basename(files.replay):
@@ -266,7 +267,7 @@ def rows(root: str, run_id: str, attempt: int, name: str, offset: int, first: in
         for row in records.parse_metrics(complete.decode().splitlines())
         if "train/loss" in row and int_of(row.get("global_step", -1)) >= first and counts(row)
     ]
-    return NewRows(found.status, found.running, kept, offset + len(complete), number)
+    return NewRows(process.status, process.running, kept, offset + len(complete), number)
 
 
 @reads()
@@ -287,10 +288,10 @@ def parameter_drift(
     path = records.RunPaths(root, run_id).attempt(attempt).parameter_drift
     deadline = time.monotonic() + patience
     while True:
-        found = records.ParameterDrift.read_or_none(path)
+        drift = records.ParameterDrift.read_or_none(path)
         over = not expected or time.monotonic() >= deadline
-        if found is None and not over and not run_state.status(root, run_id, attempt).running:
-            found, over = records.ParameterDrift.read_or_none(path), True
-        if found is not None or over:
-            return found
+        if drift is None and not over and not run_state.status(root, run_id, attempt).running:
+            drift, over = records.ParameterDrift.read_or_none(path), True
+        if drift is not None or over:
+            return drift
         time.sleep(10 * POLL_INTERVAL)

@@ -41,8 +41,8 @@ def unknown_process(root: str, run_id: str) -> Optional[UnknownProcess]:
     for number in reversed(run_state.attempts(paths)):
         files = paths.attempt(number)
         job = slurm.job_of(files) is not None
-        known = run_state.processes(files)
-        started = [process for process in known if job or os.path.exists(files.launched(process))]
+        numbers = run_state.processes(files)
+        started = [process for process in numbers if job or os.path.exists(files.launched(process))]
         for process in started:
             if is_unknown(files, process):
                 status = records.Status.read_or_none(files.status(process))
@@ -94,12 +94,12 @@ def is_unknown(files: records.AttemptPaths, process: int) -> bool:
 
 
 def _mark(files: records.AttemptPaths, process: int) -> List[int]:
-    found: List[int] = []
+    marks: List[int] = []
     for path in (files.status(process), files.metrics, files.log(process), files.exit(process)):
         try:
             status = os.stat(path)
         except FileNotFoundError:
-            found += [0, 0]
+            marks += [0, 0]
             continue
-        found += [status.st_mtime_ns, status.st_size]
-    return found
+        marks += [status.st_mtime_ns, status.st_size]
+    return marks

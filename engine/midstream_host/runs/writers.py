@@ -45,13 +45,13 @@ class Writer:
 def writers(root: str, run_id: str) -> List[Writer]:
     """Processes that this host has a record of, and a migration that holds the run."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
-    found = [
+    listed = [
         _writer(paths, number, process)
         for number in run_state.attempts(paths)
         for process in run_state.processes(paths.attempt(number))
     ]
     migration = _migration(paths)
-    return found + ([migration] if migration else [])
+    return listed + ([migration] if migration else [])
 
 
 def _writer(paths: records.RunPaths, number: int, process: int) -> Writer:

@@ -145,11 +145,11 @@ def _neox(files: CheckpointFiles, path: str) -> CheckpointSurvey:
         except ValueError as error:
             raise ValueError("{}/{}".format(path, error)) from None
     names = sorted(files.names(path))
-    models = {int(found.group(1)): found.group(0) for found in map(_MODEL.fullmatch, names) if found}
+    models = {int(match.group(1)): match.group(0) for match in map(_MODEL.fullmatch, names) if match}
     layers = {
-        (int(found.group(1)), int(found.group(2) or 0)): found.group(0)
-        for found in map(_LAYER.fullmatch, names)
-        if found
+        (int(match.group(1)), int(match.group(2) or 0)): match.group(0)
+        for match in map(_LAYER.fullmatch, names)
+        if match
     }
     if 0 not in models:
         raise ValueError("{}: there is no mp_rank_00_model_states.pt".format(path))
@@ -158,15 +158,15 @@ def _neox(files: CheckpointFiles, path: str) -> CheckpointSurvey:
     if not counted:
         raise ValueError("{}: has no number of iterations".format(path))
     step = state[counted[0]]
-    parallel = [int(found.group(1)) for found in map(_OPTIMIZER.fullmatch, names) if found]
+    parallel = [int(match.group(1)) for match in map(_OPTIMIZER.fullmatch, names) if match]
     numbers = {"optimizer": int(bool(parallel) or isinstance(state.get("optimizer"), dict))}
     data = state.get("dp_world_size")
     if isinstance(data, int) or parallel:
         numbers["data_parallel"] = data if isinstance(data, int) else 1 + max(parallel)
     numbers["model_parallel"] = len(models)
     folder = os.path.join(path, "configs")
-    found = [name for name in sorted(files.names(folder)) if name.endswith((".yml", ".yaml", ".json"))]
-    configs = {name: _text(files, os.path.join(folder, name)) for name in found}
+    names_of_configs = [name for name in sorted(files.names(folder)) if name.endswith((".yml", ".yaml", ".json"))]
+    configs = {name: _text(files, os.path.join(folder, name)) for name in names_of_configs}
     shapes = _neox_shapes(files, path, models, layers, state)
     return CheckpointSurvey(NEOX, path, step, sum(files.sizes(path).values()), configs, shapes, numbers)
 
@@ -201,9 +201,9 @@ def _neox_shapes(
             if isinstance(module, dict):
                 add(cast(TrainerState, module), None)
         return shapes
-    wanted = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
+    needed = {0, _NEOX_FIRST_BLOCK, max(layer for layer, _ in layers)}
     for (layer, _), name in sorted(layers.items()):
-        if layer in wanted:
+        if layer in needed:
             add(_torch(files, os.path.join(path, name)), layer)
     return shapes
 
@@ -220,7 +220,7 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     candidates = [config] if config else [os.path.join(path, name) for name in LEVANTER_CONFIGS]
     if not files.is_file(os.path.join(path, "metadata.json")):
         beside = [os.path.join(path, name) for name in LEVANTER_CONFIGS[:3]]
-        first = next((each for each in candidates[:1] + beside if files.is_file(each)), "")
+        first = next((candidate for candidate in candidates[:1] + beside if files.is_file(candidate)), "")
         places = levanter_checkpoints.Places(files.names, files.is_file, functools.partial(_text, files))
         chosen = levanter_checkpoints.choose(places, path, _text(files, first) if first else "")
         if chosen is None:
@@ -235,7 +235,7 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     step = cast(TrainerState, metadata).get("step") if isinstance(metadata, dict) else None
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
-    found = next((each for each in candidates if files.is_file(each)), None)
+    found = next((candidate for candidate in candidates if files.is_file(candidate)), None)
     if found is None:
         raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
     shapes: Dict[str, List[int]] = {}

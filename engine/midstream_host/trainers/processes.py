@@ -17,8 +17,8 @@ from midstream_host.driver.trainer_process import end_processes
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.programs import program_texts
 
-MOST = 64  # processes that are reported
-LONGEST = 4096  # characters of a command line
+MAX_PROCESSES = 64  # processes that are reported
+MAX_COMMAND = 4096  # characters of a command line
 MAPS = 8 << 20  # bytes of the list of files that a process has mapped
 # What a process holds that computes on an accelerator; monitors such as nvidia-smi hold only /dev/nvidia0 and the like.
 ACCELERATOR = re.compile(r"/dev/(?:nvidia-uvm|kfd|accel\d+|accel/\S+|vfio/\d+)")
@@ -73,17 +73,17 @@ def end(root: str, run_id: str, attempt: int) -> List[int]:
     Return what still runs.
     """
     directory = records.RunPaths(root, records.check_run_id(run_id)).attempt(attempt).dir
-    left: List[int] = []
+    running: List[int] = []
     for process in range(_processes(directory)):
-        left += end_marked("{}#{}".format(directory, process))
+        running += end_marked("{}#{}".format(directory, process))
     adopted = records.ProcessIdentity.read_or_none(posixpath.join(directory, ADOPTED))
-    return left + (end_processes([adopted]) if adopted is not None else [])
+    return running + (end_processes([adopted]) if adopted is not None else [])
 
 
 def _processes(directory: str) -> int:
     names = os.listdir(directory) if os.path.isdir(directory) else []
     numbers = [
-        int(found.group(1)) for found in (re.fullmatch(r"status-([0-9]{1,6})\.json", name) for name in names) if found
+        int(match.group(1)) for match in (re.fullmatch(r"status-([0-9]{1,6})\.json", name) for name in names) if match
     ]
     return max(numbers, default=0) + 1
 
@@ -94,7 +94,7 @@ def look(directory: str) -> TrainerDirectory:
     directory = os.path.realpath(os.path.expanduser(directory))
     if not os.path.isdir(directory):
         raise FileNotFoundError("{}: there is no such directory".format(directory))
-    programs = sorted(name for name in os.listdir(directory) if name.endswith(".py"))[:MOST]
+    programs = sorted(name for name in os.listdir(directory) if name.endswith(".py"))[:MAX_PROCESSES]
     imports: Set[str] = set()
     for text in program_texts(directory, programs):
         imports.update(re.findall(r"^\s*(?:from|import)\s+([A-Za-z_][\w.]*)", text, re.MULTILINE))
@@ -103,7 +103,7 @@ def look(directory: str) -> TrainerDirectory:
         run_file = records.read_bytes(posixpath.join(directory, "run.yaml"), 1 << 20).decode(errors="replace")
     except (OSError, records.RecordError):
         run_file = None
-    return TrainerDirectory(directory, _training(directory), programs, sorted(imports)[:MOST], run_file)
+    return TrainerDirectory(directory, _training(directory), programs, sorted(imports)[:MAX_PROCESSES], run_file)
 
 
 def _training(directory: str) -> List[TrainingProcess]:
@@ -112,36 +112,39 @@ def _training(directory: str) -> List[TrainingProcess]:
     Shells and editors are left out, and so is the command that calls this function, which a user types in that
     directory.
     """
-    found: Dict[int, TrainingProcess] = {}
+    training: Dict[int, TrainingProcess] = {}
     calling = _with_ancestors(os.getpid())
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) in calling:
             continue
-        one = _process(int(name), directory)
-        if one is not None:
-            found[one.pid] = one
-    mine = sorted(found.values(), key=lambda each: each.pid)
-    writers = {pipe: each.pid for each in mine for pipe in _pipes(each.pid, (1, 2))}
-    fed = {each.pid: next((writers[pipe] for pipe in _pipes(each.pid, (0,)) if pipe in writers), 0) for each in mine}
+        process = _process(int(name), directory)
+        if process is not None:
+            training[process.pid] = process
+    mine = sorted(training.values(), key=lambda process: process.pid)
+    writers = {pipe: process.pid for process in mine for pipe in _pipes(process.pid, (1, 2))}
+    fed = {
+        process.pid: next((writers[pipe] for pipe in _pipes(process.pid, (0,)) if pipe in writers), 0)
+        for process in mine
+    }
     return [
         dataclasses.replace(
-            each,
-            parent=each.parent if each.parent in found else 0,
-            fed_by=fed[each.pid] if fed[each.pid] != each.pid else 0,
+            process,
+            parent=process.parent if process.parent in training else 0,
+            fed_by=fed[process.pid] if fed[process.pid] != process.pid else 0,
         )
-        for each in mine
-    ][:MOST]
+        for process in mine
+    ][:MAX_PROCESSES]
 
 
 def _pipes(pid: int, descriptors: Sequence[int]) -> List[str]:
     """Return the pipes among descriptors of a process, by their inodes."""
-    found: List[str] = []
+    pipes: List[str] = []
     for number in descriptors:
         try:
-            found.append(os.readlink("/proc/{}/fd/{}".format(pid, number)))
+            pipes.append(os.readlink("/proc/{}/fd/{}".format(pid, number)))
         except OSError:
             continue
-    return [each for each in found if each.startswith("pipe:")]
+    return [pipe for pipe in pipes if pipe.startswith("pipe:")]
 
 
 def _computes(pid: int) -> int:
@@ -157,7 +160,7 @@ def _computes(pid: int) -> int:
 
 def _open_files(pid: int) -> Dict[int, str]:
     """Return the open files of a process, by descriptor."""
-    found: Dict[int, str] = {}
+    files: Dict[int, str] = {}
     place = "/proc/{}/fd".format(pid)
     try:
         names = os.listdir(place)
@@ -165,10 +168,10 @@ def _open_files(pid: int) -> Dict[int, str]:
         return {}
     for name in names:
         try:
-            found[int(name)] = os.readlink(posixpath.join(place, name))
+            files[int(name)] = os.readlink(posixpath.join(place, name))
         except (OSError, ValueError):
             continue
-    return found
+    return files
 
 
 def _writes(pid: int, directory: str) -> bool:
@@ -188,14 +191,14 @@ def _writes(pid: int, directory: str) -> bool:
 
 def _with_ancestors(pid: int) -> Set[int]:
     """Return a process, the one that started it, and so on."""
-    found: Set[int] = set()
-    while pid > 0 and pid not in found:
-        found.add(pid)
+    pids: Set[int] = set()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
         try:
             pid = int(_stat(pid)[1])
         except (OSError, ValueError, IndexError):
             break
-    return found
+    return pids
 
 
 def _stat(pid: int) -> List[str]:
@@ -219,7 +222,7 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
         with open(posixpath.join(place, "cmdline"), "rb") as file:
             words = [word.decode(errors="replace") for word in file.read(1 << 16).split(b"\0") if word]
         with open(posixpath.join(place, "environ"), "rb") as file:
-            variables = [each.decode(errors="replace") for each in file.read(1 << 20).split(b"\0") if b"=" in each]
+            variables = [word.decode(errors="replace") for word in file.read(1 << 20).split(b"\0") if b"=" in word]
         fields = _stat(pid)
         parent, started = int(fields[1]), int(fields[19])
         executable = os.readlink(posixpath.join(place, "exe"))
@@ -232,7 +235,7 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
         pid=pid,
         started=started,
         parent=parent,
-        words=[word[:LONGEST] for word in words[:256]],
+        words=[word[:MAX_COMMAND] for word in words[:256]],
         executable=words[0] if words[0].startswith("/") else executable,
         directory=directory,
         variables=sorted(pairs)[:512],

@@ -101,9 +101,9 @@ def newest(root: str, run_id: str, ranks: Optional[int], words: Sequence[str] = 
 def _incomplete(run: RunFile, directory: str, ranks: int) -> List[Tuple[str, str]]:
     """Return path and reason of the last checkpoints that are not complete."""
     try:
-        found = find_checkpoints(run.checkpoints.rule, directory, run.checkpoints.pattern, ranks)
+        checkpoints = find_checkpoints(run.checkpoints.rule, directory, run.checkpoints.pattern, ranks)
     except (OSError, ValueError):  # its directory is missing, or has too many entries: what is recorded counts
         return []
     hint = rule_of(run.checkpoints.rule).name_hint
-    left_out = [(each.path, why_left_out(hint, each)) for each in found]
+    left_out = [(checkpoint.path, why_left_out(hint, checkpoint)) for checkpoint in checkpoints]
     return [pair for pair in left_out if pair[1]][-8:]

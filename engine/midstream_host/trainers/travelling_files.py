@@ -25,7 +25,7 @@ from midstream_host.object_files import object_sha256
 FILES = "files"
 FORMAT, VERSION = "midstream-files", 1
 LINKED = 64 << 20  # bytes from which a file is linked
-MOST = 1 << 18  # files
+MAX_FILES = 1 << 18  # files
 LOCK = ".files.lock"  # beside the trees
 LEFT_OUT = ("__pycache__", ".git", ".venv", ".ipynb_checkpoints")
 
@@ -82,9 +82,11 @@ def snapshot(root: str, directory: str, patterns: Sequence[str], leave: Sequence
 
 def _matching(directory: str, patterns: Sequence[str], leave: Sequence[str]) -> List[str]:
     """Paths of the files that match, sorted, relative to the directory."""
-    apart = [os.path.realpath(posixpath.join(directory, each)) for each in leave]
-    apart = [each for each in apart if each != os.path.realpath(directory)]  # a trainer that writes beside its code
-    found: Set[str] = set()
+    apart = [os.path.realpath(posixpath.join(directory, name)) for name in leave]
+    apart = [
+        folder for folder in apart if folder != os.path.realpath(directory)
+    ]  # a trainer that writes beside its code
+    paths: Set[str] = set()
     for pattern in patterns:
         if pattern.startswith(("/", "~")) or ".." in pattern.split("/"):
             raise ValueError("files: {!r} leaves the directory".format(pattern))
@@ -102,14 +104,14 @@ def _matching(directory: str, patterns: Sequence[str], leave: Sequence[str]) -> 
                 real = os.path.realpath(path)
                 if set(relative.split("/")) & set(LEFT_OUT) or not os.path.isfile(path):
                     continue
-                if any(real == each or real.startswith(each + "/") for each in apart):
+                if any(real == folder or real.startswith(folder + "/") for folder in apart):
                     continue
                 if not records.safe_relative(relative):
                     raise ValueError("files: {} cannot travel under this name".format(ascii(relative)))
-                found.add(relative)
-    if len(found) > MOST:
-        raise ValueError("files: {:,} files, more than {:,}: pack them, or name fewer".format(len(found), MOST))
-    return sorted(found)
+                paths.add(relative)
+    if len(paths) > MAX_FILES:
+        raise ValueError("files: {:,} files, more than {:,}: pack them, or name fewer".format(len(paths), MAX_FILES))
+    return sorted(paths)
 
 
 def _take(source: str, target: str) -> None:

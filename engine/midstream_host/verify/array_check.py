@@ -28,13 +28,13 @@ def examine(directory: str, root: str, deep: bool = True, engine: bool = True) -
     standard library.
     """
     end_with_operator()
-    found = find_engine(root) if engine else None
-    if found is None and directory.startswith(("gs://", "s3://")):
+    engine_found = find_engine(root) if engine else None
+    if engine_found is None and directory.startswith(("gs://", "s3://")):
         emit("problem", kind="engine", message="no engine on this host can read {}".format(directory))
         return 1
-    if found is None:
+    if engine_found is None:
         return decode.examine(directory)
-    python, path = found
+    python, path = engine_found
     argv = [python, "-P", "-m", ENGINE, directory, "--json"] + (["--deep"] if deep else [])
     child = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment(path), cwd="/")
     assert child.stdout is not None

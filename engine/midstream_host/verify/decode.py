@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import hashlib
-import json
 import math
 import posixpath
 import struct
@@ -18,6 +17,7 @@ from typing import Any, Dict, List, Tuple, cast
 from midstream_core import records
 from midstream_core.crc32c import crc32c
 from midstream_core.safetensors_header import make_header, read_header
+from midstream_core.zarr_metadata import disagreement
 from midstream_host.copy_items import CopyObject
 from midstream_host.object_files import emit
 from midstream_host.verify import tree
@@ -60,7 +60,7 @@ def examine(directory: str) -> int:
                 with open(posixpath.join(directory, path), "rb") as file:
                     data = file.read()
                 if path.endswith("/zarr.json"):
-                    flaw = _zarr_flaw(data, entry)
+                    flaw = disagreement(data, entry)
                     if flaw:
                         problems.append([path, flaw])
                     encoded[path] = hashlib.sha256(data).hexdigest()
@@ -69,8 +69,8 @@ def examine(directory: str) -> int:
                 if crc32c(data) != int.from_bytes(check, "little"):
                     problems.append([path, "the crc32c at its end is not that of its data"])
                 encoded[path] = hashlib.sha256(data + crc32c(data).to_bytes(4, "little")).hexdigest()
-            found = measure(data, entry.dtype)
-            squares, not_finite = squares + found[0], not_finite + found[1]
+            measured = measure(data, entry.dtype)
+            squares, not_finite = squares + measured[0], not_finite + measured[1]
         emit("array", by="the standard library", name=entry.name, norm=math.sqrt(squares), not_finite=not_finite)
     if small:
         encoded[records.PACKED] = hashlib.sha256(_pack(small, manifest)).hexdigest()
@@ -122,7 +122,7 @@ def _unpack(directory: str, manifest: records.Manifest, problems: List[List[str]
     except ValueError as error:
         problems.append([records.PACKED, "its header is malformed ({})".format(error)])
         return {}
-    found: Dict[str, memoryview] = {}
+    arrays: Dict[str, memoryview] = {}
     for entry in manifest.array_entries:
         if entry.grid:
             continue
@@ -130,8 +130,8 @@ def _unpack(directory: str, manifest: records.Manifest, problems: List[List[str]
         if described is None or (described.dtype, described.shape) != (entry.dtype, entry.shape):
             problems.append([records.PACKED, "{} is not in it as the manifest says".format(entry.name)])
             continue
-        found[entry.name] = raw[described.start : described.stop]
-    return found
+        arrays[entry.name] = raw[described.start : described.stop]
+    return arrays
 
 
 def _pack(arrays: Dict[str, bytes], manifest: records.Manifest) -> bytes:
@@ -139,16 +139,3 @@ def _pack(arrays: Dict[str, bytes], manifest: records.Manifest) -> bytes:
     entries = {entry.name: entry for entry in manifest.array_entries}
     header = make_header((name, entries[name].dtype, entries[name].shape) for name in sorted(arrays))
     return b"".join([header] + [arrays[name] for name in sorted(arrays)])
-
-
-def _zarr_flaw(data: bytes, entry: records.ArrayEntry) -> str:
-    try:
-        found = json.loads(data)
-        chunk = found["chunk_grid"]["configuration"]["chunk_shape"]
-        described = [found["shape"], found["data_type"], found["dimension_names"], chunk]
-    except (ValueError, KeyError, TypeError) as error:
-        return "not the description of an array ({!r})".format(error)
-    wanted = [length // parts for length, parts in zip(entry.shape, entry.grid)]
-    if described != [entry.shape, entry.dtype, entry.axes, wanted]:
-        return "it describes another array than the manifest"
-    return ""

@@ -122,19 +122,19 @@ def missing(directory: str, objects: Sequence[CopyObject]) -> List[Tuple[FileNam
 
     Hashes nothing.
     """
-    found: List[Tuple[FileName, Text]] = []
+    problems: List[Tuple[FileName, Text]] = []
     for entry in objects:
         try:
             size = size_of(directory, entry["path"])
         except FileNotFoundError:
-            found.append((entry["path"], "missing"))
+            problems.append((entry["path"], "missing"))
             continue
         except OSError as error:
-            found.append((entry["path"], "cannot be read: {}".format(error.strerror)))
+            problems.append((entry["path"], "cannot be read: {}".format(error.strerror)))
             continue
         if size != entry["size"]:
-            found.append((entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])))
-    return found
+            problems.append((entry["path"], "{} bytes, the manifest says {}".format(size, entry["size"])))
+    return problems
 
 
 @reads(limit=MANIFEST_LIMIT)
@@ -162,15 +162,15 @@ def check(directory: str, entry: CopyObject) -> Optional[str]:
             size = os.fstat(descriptor).st_size
             if size != entry["size"]:
                 return "{} bytes, the manifest says {}".format(size, entry["size"])
-            found = descriptor_sha256(descriptor)
+            digest = descriptor_sha256(descriptor)
         finally:
             os.close(descriptor)
     except FileNotFoundError:
         return "missing"
     except OSError as error:
         return "cannot be read: {}".format(error.strerror)
-    if found != entry["sha256"]:
-        return "SHA-256 is {}, the manifest says {}".format(found, entry["sha256"])
+    if digest != entry["sha256"]:
+        return "SHA-256 is {}, the manifest says {}".format(digest, entry["sha256"])
     return None
 
 

@@ -90,5 +90,5 @@ def files_below(directory: str) -> Iterator[str]:
 def store_of(root: str, run_id: str) -> Optional[str]:
     """URL of the run's checkpoints; None where they are on this host."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
-    found = records.Store.read_or_none(paths.store_file)
-    return found.url if found is not None else None
+    store = records.Store.read_or_none(paths.store_file)
+    return store.url if store is not None else None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from midstream_core.safetensors_header import NAMES
 from midstream_engine.checkpoint.bounded_pool import run_bounded
 from midstream_engine.checkpoint.boxes import copy_rows, extent, gather, overlap, volume
-from midstream_engine.checkpoint.chunk_grid import LARGEST, PACK_BELOW, SMALLEST, chunk_shape, chunks_of, grid_of
+from midstream_engine.checkpoint.chunk_grid import MAX_CHUNK, MIN_CHUNK, PACK_BELOW, chunk_shape, chunks_of, grid_of
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 
 AXES = ("layers", "vocab", "mlp", "heads", "head_size", "embed", "position", "dim_0")
@@ -37,11 +37,11 @@ def test_grid_chunks_are_equal_and_of_bounded_size(array: Any) -> None:
     lengths = chunk_shape(shape, grid)
     assert all(length * parts == size for length, parts, size in zip(lengths, grid, shape, strict=True))
     cell = math.prod(lengths) * numpy_dtype(dtype).itemsize
-    assert cell >= SMALLEST or math.prod(grid) == 1
+    assert cell >= MIN_CHUNK or math.prod(grid) == 1
     for number, axis in enumerate(axes):
-        if axis == "layers" and cell > LARGEST:  # as small as equal parts of the layers can be
+        if axis == "layers" and cell > MAX_CHUNK:  # as small as equal parts of the layers can be
             divisors = [n for n in range(1, lengths[number] + 1) if lengths[number] % n == 0]
-            assert all(cell // n < SMALLEST for n in divisors[1:])
+            assert all(cell // n < MIN_CHUNK for n in divisors[1:])
     for axis, parts in zip(axes, grid, strict=True):
         if axis in ("head_size", "position"):
             assert parts == 1

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from midstream_core.attempt.errors import CheckpointError
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_core.records import Fence, Pin, RunPaths, checkpoint_name
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.saving import retention as module
-from midstream_engine.checkpoint.saving.retention import Retention, Saved, to_delete
+from midstream_engine.checkpoint.saving.retention import Retention, to_delete
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from support.checkpoints.checkpoint_states import save
@@ -98,9 +99,12 @@ def test_temporary_saves_follow_time_and_permanent_reset_it() -> None:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Saved]:
+def histories(draw: st.DrawFn) -> list[ListedCheckpoint]:
     made = draw(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), unique=True, max_size=25))
-    return [Saved(step, attempt, attempt, checkpoint_name(step, attempt)) for step, attempt in made]
+    return [
+        ListedCheckpoint(checkpoint_name(step, attempt), step, attempt, True, True, epoch=attempt)
+        for step, attempt in made
+    ]
 
 
 @given(

@@ -17,8 +17,8 @@ from midstream_engine.config import DataConfig
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.prepared_data import open_training, open_validation
 from midstream_engine.data.sources import formats, http, hugging_face_hub, list_sources
-from midstream_engine.data.sources.formats import Piece
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.formats import SourcePart
+from midstream_engine.data.sources.source_file import SourceFile
 from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
@@ -164,7 +164,7 @@ def test_hugging_face_dataset_is_read_by_split(tmp_path: Path, monkeypatch: pyte
         assert [text for unit in work for text in formats.documents(unit.pieces[0], "text")] == expected
         assert len(work) == -(-len(expected) // 4)
     with pytest.raises(DataError, match=r"has no column 'body' \(data\.text_key\); it has text, id"):
-        list(formats.documents(Piece(source), "body"))
+        list(formats.documents(SourcePart(source), "body"))
 
 
 def test_saved_dataset_is_read_from_disk(
@@ -211,7 +211,7 @@ def test_bad_line_in_large_file_is_located_by_byte(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "a"}\n' * 5 + b"{}\n")
     (source,) = list_sources.list_sources([str(path)])
     with pytest.raises(DataError, match="line at byte 70: has no text"):
-        list(formats.documents(Piece(source, 20, None), "text"))
+        list(formats.documents(SourcePart(source, 20, None), "text"))
 
 
 def test_parquet_splits_at_row_groups_and_joins_small_files(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_http_endless_empty_answers_are_given_up(server: FileServer) -> None:
 
 @pytest.mark.usefixtures("server")
 def test_http_unreachable_server_is_reported() -> None:
-    source = Source("http://127.0.0.1:9/a.jsonl", "a.jsonl", 3, "")
+    source = SourceFile("http://127.0.0.1:9/a.jsonl", "a.jsonl", 3, "")
     with pytest.raises(DataError, match=r"refused \(6 attempts\)"):
         list(list_sources.documents([source], text_key="text", max_bytes=None))
 
@@ -338,7 +338,7 @@ def test_bucket_missing_object_is_one_line() -> None:
         read("gs://bucket/nothing/*.jsonl")
     with pytest.raises(DataError, match="write gs://BUCKET/NAME"):
         read("gs://bucket")
-    source = Source("gs://bucket/missing.jsonl", "missing.jsonl", 3, "1")
+    source = SourceFile("gs://bucket/missing.jsonl", "missing.jsonl", 3, "1")
     with pytest.raises(DataError, match=r"gs://bucket/missing\.jsonl: no such object") as caught:
         list(list_sources.documents([source], text_key="text", max_bytes=None))
     assert "\n" not in str(caught.value)

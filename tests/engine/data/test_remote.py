@@ -170,7 +170,7 @@ def test_bucket_cache_is_found_by_digest_of_checkpoint(corpus: Path) -> None:
     wanted = opened(corpus / "one", config(corpus)).digest
     (corpus / "a.txt").write_text("other text")
     settings = config(corpus)
-    found = open_cache(str(corpus / "two"), settings.train_urls, settings, ByteTokenizer(), wanted=wanted)
+    found = open_cache(str(corpus / "two"), settings.train_urls, settings, ByteTokenizer(), digest=wanted)
     assert (found.digest, found.local) == (wanted, False)
 
 
@@ -184,7 +184,7 @@ def test_bucket_partial_upload_is_no_cache_and_is_completed(
         buckets.create(url, path, crc32c)
 
     with monkeypatch.context() as patched:
-        patched.setattr(remote_cache.Bucket, "create", staticmethod(create))
+        patched.setattr(remote_cache.BucketServer, "create", staticmethod(create))
         with pytest.raises(DataError, match="the connection was lost"):
             opened(corpus / "one", config(corpus))
     assert any("tokens-" in name for name in names(bucket))

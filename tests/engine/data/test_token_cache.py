@@ -106,7 +106,7 @@ def test_token_cache_of_checkpoint_overrides_current_files(tmp_path: Path) -> No
     root, config, tokenizer = str(tmp_path / "root"), DataConfig(tokenizer="bytes"), ByteTokenizer()
     wanted = open_cache(root, [str(text)], config, tokenizer).digest
     text.unlink()
-    assert open_cache(root, [str(text)], config, tokenizer, wanted=wanted).digest == wanted
+    assert open_cache(root, [str(text)], config, tokenizer, digest=wanted).digest == wanted
 
 
 def test_token_cache_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_token_cache_that_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:
     other = str(tmp_path / "two")
     text.write_text("other")
     with pytest.raises(DataError, match=rf"trains on tokens {wanted[:12]}.*copy"):
-        open_cache(other, [str(text)], config, tokenizer, wanted=wanted)
+        open_cache(other, [str(text)], config, tokenizer, digest=wanted)
     text.write_text("hello")
-    assert open_cache(other, [str(text)], config, tokenizer, wanted=wanted).digest == wanted
+    assert open_cache(other, [str(text)], config, tokenizer, digest=wanted).digest == wanted
     assert wanted in os.listdir(data_root(other))
 
 

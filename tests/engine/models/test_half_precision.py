@@ -17,7 +17,7 @@ from midstream_engine.attempt.resume import Origin, restore
 from midstream_engine.checkpoint.array_names import flatten
 from midstream_engine.checkpoint.loading.restore import restore_checkpoint
 from midstream_engine.computation.programs import compile_step
-from midstream_engine.computation.setup import Plan, Setup, make_plan, prepare
+from midstream_engine.computation.setup import CompilePlan, Setup, make_plan, prepare
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.computation.train_step import train_step
 from midstream_engine.config import EmaConfig, load_config
@@ -53,7 +53,7 @@ def types_of(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: (array.shape, array.dtype) for name, array in flatten(tree).items()}
 
 
-def step_of(plan: Plan) -> Any:
+def step_of(plan: CompilePlan) -> Any:
     return train_step(
         plan.optimizer, plan.schedule, plan.policy, plan.layout,
         eos=plan.eos, dropout=plan.dropout, averaging=plan.config.trainer.model_averaging,

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from midstream_engine.computation.programs import compile_evaluation_step, compile_step
-from midstream_engine.computation.setup import Plan, make_plan
+from midstream_engine.computation.setup import CompilePlan, make_plan
 from midstream_engine.computation.train_step import evaluation_step, train_step
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.runtime.jax_settings import log_precision
@@ -32,13 +32,13 @@ JAX = "--trainer.jax_config.jax_default_matmul_precision"
 MUON = ("--optimizer.type", "muon", "--model.gradient_checkpointing", "true", "--trainer.per_device_parallelism", "2")
 
 
-def plan(*flags: str, model: str = "llama", mp: str = "f32") -> Plan:
+def plan(*flags: str, model: str = "llama", mp: str = "f32") -> CompilePlan:
     path = str(CONFIGS / f"{model}_tiny.yaml")
     given = ["--config_path", path, "--trainer.mp", mp, "--model.num_layers", "2", *flags]
     return make_plan(load_config(given).config, jax.devices()[:1])
 
 
-def precisions(made: Plan) -> set[str]:
+def precisions(made: CompilePlan) -> set[str]:
     """Precisions of all products of the step and of the evaluation, as they are lowered."""
     step = train_step(made.optimizer, made.schedule, made.policy, made.layout, eos=made.eos, dropout=made.dropout)
     example = made.cut.shape(made.positions)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import pytest
 
-from midstream_engine.computation.setup import Plan, make_plan
+from midstream_engine.computation.setup import CompilePlan, make_plan
 from midstream_engine.config import ConfigError, load_config
 from support.paths import CONFIGS
 
 
-def plan(model: str, *flags: str) -> Plan:
+def plan(model: str, *flags: str) -> CompilePlan:
     arguments = ["--config_path", str(CONFIGS / f"{model}_tiny.yaml"), "--trainer.model_axis_size", "2", *flags]
     return make_plan(load_config(arguments).config, jax.devices()[:4])
 

@@ -126,7 +126,7 @@ def test_sum_in_phases_gives_each_device_its_own_part(monkeypatch: pytest.Monkey
 
 def test_largest_block_follows_the_memory_up_to_a_gib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "mesh_platform", lambda: "cpu")
-    assert loss.largest_block() == loss.LARGEST_BLOCK
+    assert loss.largest_block() == loss.MAX_BLOCK
     monkeypatch.setattr(loss, "mesh_platform", lambda: "tpu")
     kinds = {
         "TPU v2": 1 << 27,

@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from midstream_engine.computation import program_cache
 from midstream_engine.computation.programs import compile_reference_losses, compile_step
-from midstream_engine.computation.setup import Plan, make_plan
+from midstream_engine.computation.setup import CompilePlan, make_plan
 from midstream_engine.config import load_config
 from midstream_engine.data.batches import Batch
 from midstream_engine.rehearse import memory
@@ -50,12 +50,12 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     compilation_cache.reset_cache()
 
 
-def plan(*flags: str, devices: int = 2) -> Plan:
+def plan(*flags: str, devices: int = 2) -> CompilePlan:
     arguments = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), *SMALL, *flags]
     return make_plan(load_config(arguments).config, jax.devices()[:devices])
 
 
-def updated(setup: Plan, program: Any) -> list[bytes]:
+def updated(setup: CompilePlan, program: Any) -> list[bytes]:
     """The bytes of the state after one update, and of the loss."""
     tokens = np.arange(8 * 8).reshape(8, 8) % 200
     number = jax.device_put(np.int32(0), setup.layout.replicated())

@@ -10,7 +10,7 @@ import pytest
 
 from midstream_engine.computation.programs import compile_step
 from midstream_engine.computation.rematerialisation import by_memory, memory_of, own_device
-from midstream_engine.computation.setup import Plan, make_plan
+from midstream_engine.computation.setup import CompilePlan, make_plan
 from midstream_engine.config import ConfigError, load_config
 from midstream_engine.config.model import LlamaConfig
 from support.paths import CONFIGS
@@ -70,7 +70,7 @@ def test_each_process_reads_the_memory_of_its_own_device() -> None:
     assert memory_of(own_device(others)) is None, "as for devices that are compiled for and not here"
 
 
-def plan_with(value: str) -> Plan:
+def plan_with(value: str) -> CompilePlan:
     flags = ["--config_path", str(CONFIGS / "llama_tiny.yaml"), "--model.gradient_checkpointing", value]
     return make_plan(load_config(flags).config, jax.devices()[:1])
 

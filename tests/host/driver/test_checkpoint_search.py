@@ -86,7 +86,7 @@ def test_search_is_bounded_and_follows_no_circle(tmp_path: Path, monkeypatch: py
     (tmp_path / "loop").symlink_to(tmp_path)
     assert search(str(tmp_path), "**/*.ckpt") == ["a/b/x.ckpt"]
     assert search(str(tmp_path), "a/*/*.ckpt") == ["a/b/x.ckpt"]
-    monkeypatch.setattr("midstream_host.driver.checkpoints.search.MOST_ENTRIES", 2)
+    monkeypatch.setattr("midstream_host.driver.checkpoints.search.MAX_ENTRIES", 2)
     with pytest.raises(SearchError, match="more than 2 entries"):
         search(str(tmp_path), "**/*.ckpt")
 
@@ -115,7 +115,7 @@ def test_checkpoint_that_is_a_link_to_elsewhere_is_named(tmp_path: Path, copy: C
 
 
 def test_newest_of_many_without_numbers_are_those_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_finder, "MOST_CHECKPOINTS", 2)
+    monkeypatch.setattr(checkpoint_finder, "MAX_CHECKPOINTS", 2)
     for day, changed in ((27, 30), (28, 10), (29, 20)):
         path = tmp_path / f"checkpoint_2026-11-{day}"
         path.mkdir()
@@ -125,7 +125,7 @@ def test_newest_of_many_without_numbers_are_those_written_last(tmp_path: Path, m
 
 
 def test_only_the_newest_of_many_checkpoints_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_finder, "MOST_CHECKPOINTS", 2)
+    monkeypatch.setattr(checkpoint_finder, "MAX_CHECKPOINTS", 2)
     for step in (5, 10, 100):
         (tmp_path / f"checkpoint-{step}").mkdir()
     assert [each.step for each in find_checkpoints("huggingface", str(tmp_path))] == [10, 100]

@@ -80,7 +80,7 @@ def test_many_files_and_deep_folders_are_refused(copy: Callable[[Case], Path], m
     deep.mkdir(parents=True)
     assert "too deeply" in refused(CASES["huggingface"], path)
     shutil.rmtree(path / "d")
-    monkeypatch.setattr("midstream_host.driver.checkpoints.checkpoint_tree.MOST_FILES", 3)
+    monkeypatch.setattr("midstream_host.driver.checkpoints.checkpoint_tree.MAX_FILES", 3)
     assert "more than 3 files" in refused(CASES["huggingface"], path)
 
 

@@ -211,8 +211,8 @@ def test_s3_upload_that_fails_leaves_no_parts(s3: S3Server) -> None:
 
 def test_s3_object_of_more_parts_than_an_upload_may_have(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (s3_client, s3_multipart):
-        monkeypatch.setattr(module, "MOST_PARTS", 3)
-    monkeypatch.setattr(s3_multipart, "LARGEST_COPY", 16 << 20)
+        monkeypatch.setattr(module, "MAX_PARTS", 3)
+    monkeypatch.setattr(s3_multipart, "MAX_COPY", 16 << 20)
     pieces = [random.Random(number).randbytes((5 << 20) + number) for number in range(7)]
     client = open_bucket("s3://runs/p", Access())
     parts = [client.put(f".incoming/{number}", data, part=True) for number, data in enumerate(pieces)]

@@ -96,7 +96,7 @@ def test_markers_of_folders_and_stray_files_are_no_checkpoints(bucket: BucketSer
     for path in ("checkpoints/", f"checkpoints/{name}/", "checkpoints/.DS_Store", "pins/"):
         bucket.put("runs", f"{PREFIX}/{path}", b"")
     run = BucketRun(URL, "run")
-    assert [(each["name"], each["complete"], each["pinned"]) for each in run.checkpoints()] == [(name, True, False)]
+    assert [(each.name, each.complete, each.pinned) for each in run.checkpoints()] == [(name, True, False)]
     assert run.leftovers(BucketWriters()) == []
 
 

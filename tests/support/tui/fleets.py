@@ -13,7 +13,6 @@ from midstream.watch.snapshot import (
     LIVE,
     STALE,
     Accelerator,
-    CheckpointView,
     HostView,
     Machine,
     RunView,
@@ -21,6 +20,7 @@ from midstream.watch.snapshot import (
 )
 from midstream.watch.system_series import SystemSeries
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 NOW = 1_795_250_000.0
 GB = 10**9
@@ -88,8 +88,8 @@ def lineage(run_id: str, *attempts: tuple[int, str, int, int]) -> records.Lineag
     return chain
 
 
-def checkpoint(step: int, attempt: int = 1, **changes: Any) -> CheckpointView:
-    value = CheckpointView(
+def checkpoint(step: int, attempt: int = 1, **changes: Any) -> ListedCheckpoint:
+    value = ListedCheckpoint(
         records.checkpoint_name(step, attempt), step, attempt, True, True, 14_200_000, NOW - 180, DIGEST, pinned=False
     )
     return replace(value, **changes)

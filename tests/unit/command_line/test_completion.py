@@ -21,7 +21,8 @@ from midstream.hosts.host_pool import HostPool
 from midstream.operations.checkpoint_argument import resolve_checkpoint
 from midstream.watch.fleet_cache import FLEETS, read_entries, write_entry
 from midstream.watch.known_names import names_file, read_names, remember_names
-from midstream.watch.snapshot import DOWN, LIVE, CheckpointView, HostView, RunView, Snapshot
+from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 FLEET = """\
 hosts:
@@ -33,7 +34,7 @@ targets:
 
 
 def run_view(run_id: str, host: str, *steps: int, store: str = "") -> RunView:
-    checkpoints = tuple(CheckpointView(f"step-{step}-a001", step, 1, step > 0, True) for step in steps)
+    checkpoints = tuple(ListedCheckpoint(f"step-{step}-a001", step, 1, step > 0, True) for step in steps)
     return RunView(run_id, host, None, None, 1, None, True, checkpoints, store=store)
 
 

@@ -15,7 +15,8 @@ from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.fleet.serve_metrics import serve_metrics
 from midstream.listing.prometheus_metrics import FleetMetrics
 from midstream.output import Output
-from midstream.watch.snapshot import Accelerator, CheckpointView, HostView, Machine, RunView, Snapshot
+from midstream.watch.snapshot import Accelerator, HostView, Machine, RunView, Snapshot
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 MACHINE = Machine(
     "gpu1.lan", "Linux", "3.11", 64, 0.25, 1 << 40, 1 << 39, 1 << 42, 1 << 41, -0.5,
@@ -23,7 +24,7 @@ MACHINE = Machine(
 )  # fmt: skip
 RUN = RunView(
     "webtext", "gpu1", None, None, 1, None, True,
-    (CheckpointView("step-50", 50, 1, True, True), CheckpointView("step-60", 60, 1, False, True)),
+    (ListedCheckpoint("step-50", 50, 1, True, True), ListedCheckpoint("step-60", 60, 1, False, True)),
     curve=({"train/loss": 3.5, "throughput/tokens_per_second": 1000.0}, {"train/loss": 3.25}),
 )  # fmt: skip
 HOSTILE = RunView('a"} 1\nmidstream_host_up{host="evil\x1b[2J', "gpu1", None, None, 0, None, False)

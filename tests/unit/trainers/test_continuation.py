@@ -13,7 +13,7 @@ from midstream.errors import UsageError
 from midstream.trainers.continuation import changes_of, stored_for
 from midstream.trainers.registry import TRAINERS
 from midstream.trainers.run_file_parser import parse_run_file
-from midstream_host.driver.run_file import NO, UNKNOWN, YES, RunFile, Stored
+from midstream_host.driver.run_file import NO, UNKNOWN, YES, RunFile, StoredContents
 from midstream_host.trainers.stored_state import StoredState
 
 SCRIPT = (
@@ -154,4 +154,4 @@ def test_words_of_a_run_show_what_its_libraries_lose() -> None:
 def test_stored_is_one_of_three_words() -> None:
     with pytest.raises(UsageError, match=r"stored.*random_state.*yes, no or unknown"):
         run_of("huggingface", "stored: {random_state: maybe}\n")
-    assert Stored(YES, NO).data_position == NO
+    assert StoredContents(YES, NO).data_position == NO

@@ -22,9 +22,9 @@ from midstream.trainers.world import process_per_device
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_finder import RULES, find_checkpoints
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.recorded_checkpoints import write_newest_file
-from midstream_host.driver.run_file import NO, YES, Checkpoints, Metrics, RunFile, Stored
+from midstream_host.driver.run_file import NO, YES, Checkpoints, Metrics, RunFile, StoredContents
 from midstream_host.trainers.processes import TrainerDirectory
 from midstream_host.trainers.stored_state import StoredState
 
@@ -43,14 +43,14 @@ def _saved_state(tree: CheckpointTree) -> SavedState:
     return SavedState(True, True, True, 1, "stored", True)
 
 
-RULE = Rule("toy-*", _named_step, _check, _saved_state, newest_file="newest", one_process=True)
+RULE = CheckpointRule("toy-*", _named_step, _check, _saved_state, newest_file="newest", one_process=True)
 TOY = TrainerDefaults(
     name="toy",
     title="Toy trainer",
     resume=("--continue", "{checkpoint}"),
     checkpoints=Checkpoints("toy", reshards=True),
     metrics=Metrics("jsonl", "{out}/losses.jsonl"),
-    stored=Stored(YES, YES),
+    stored=StoredContents(YES, YES),
     elsewhere=OtherProcesses(NO, YES, changes=("toys are shared out again",)),
     imports=("toybox",),
     launchers=(Launcher(("toyrun",), "--toys", "{world}"),),

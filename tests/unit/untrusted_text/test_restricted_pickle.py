@@ -80,9 +80,9 @@ def test_records_are_keys_by_their_identity() -> None:
 
 def test_number_of_operations_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte makes a list of sixty: without a limit a file of 1 GB takes 60 GB of memory."""
-    assert 1 << 20 < restricted_pickle.MOST_OPERATIONS < 1 << 26
+    assert 1 << 20 < restricted_pickle.MAX_OPERATIONS < 1 << 26
     value = [[] for _ in range(200)]
     assert load(pickle.dumps(value, 2), PlainValues()) == value
-    monkeypatch.setattr(restricted_pickle, "MOST_OPERATIONS", 200)
+    monkeypatch.setattr(restricted_pickle, "MAX_OPERATIONS", 200)
     with pytest.raises(PickleError, match="more than 200 operations"):
         load(pickle.dumps(value, 2), PlainValues())

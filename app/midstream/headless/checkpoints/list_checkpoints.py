@@ -14,7 +14,7 @@ from midstream.output import Output, table
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
-    from midstream.watch.snapshot import CheckpointView
+    from midstream_core.listed_checkpoint import ListedCheckpoint
 
 
 def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
@@ -36,7 +36,8 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
         for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)):
             if output.as_json:
                 where = {"run": run.run_id, "host": run.host, "store": run.store}
-                output.event(CheckpointEvent(**where, **asdict(checkpoint)))
+                fields = {name: value for name, value in asdict(checkpoint).items() if name != "start"}
+                output.event(CheckpointEvent(**where, **fields))
             rows.append(
                 (
                     run.run_id,
@@ -54,7 +55,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
     return Exit.FAILED if unknown and options.checkpoints else Exit.DONE
 
 
-def _checkpoint_state(checkpoint: CheckpointView) -> str:
+def _checkpoint_state(checkpoint: ListedCheckpoint) -> str:
     words = ["complete" if checkpoint.complete else "damaged" if checkpoint.damaged else "partial"]
     if checkpoint.complete and not checkpoint.accepted:
         words.append("past the seal")

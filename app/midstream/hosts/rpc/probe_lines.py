@@ -10,27 +10,11 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from midstream_core import records
 from midstream_core.json_types import JsonValue
-from midstream_host.runs.run_checkpoints import CheckpointName
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.runs.run_state import RunId
 from midstream_host.shapes import FileName, Text
 
 RunIdOrEmpty = Annotated[str, records.RUN_ID_OR_EMPTY]
-
-
-class CheckpointEntry(TypedDict):
-    """A directory of a checkpoint."""
-
-    name: CheckpointName
-    step: int
-    attempt: int
-    pinned: bool
-    complete: bool
-    accepted: bool
-    epoch: int
-    size: int
-    created: float
-    root_digest: str
-    damaged: str
 
 
 class Disk(TypedDict):
@@ -91,7 +75,7 @@ class RunLine(TypedDict):
     job_remark: NotRequired[Text]
     ended_without_status: NotRequired[bool]
     exit: NotRequired[object]
-    checkpoints: NotRequired[list[CheckpointEntry]]
+    checkpoints: NotRequired[list[ListedCheckpoint]]
     damaged: NotRequired[dict[str, Text]]
     problem: NotRequired[Text]
 

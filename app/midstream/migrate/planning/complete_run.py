@@ -5,11 +5,11 @@ from __future__ import annotations
 from midstream.errors import UsageError
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
-from midstream.watch.snapshot import CheckpointView
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.driver.run_file import RunFile
 
 
-def complete_warning(request: Request, run: RunFile, checkpoint: CheckpointView | None) -> tuple[str, ...]:
+def complete_warning(request: Request, run: RunFile, checkpoint: ListedCheckpoint | None) -> tuple[str, ...]:
     """Warn that the trainer of a complete run is not started on the target.
 
     ``checkpoint``: the one to continue from; None: a later one.

@@ -23,8 +23,9 @@ from midstream.migrate.planning.plan_inputs import Contents, Ends, Imported
 from midstream.migrate.planning.plan_parts import assemble
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
-from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
+from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_core.object_store.open_bucket import open_bucket
 from midstream_core.object_store.urls import in_bucket, split_url
 from midstream_host.bucket.checkpoint_files import BucketFiles
@@ -163,7 +164,7 @@ def _run(request: Request, host: str, survey: CheckpointSurvey, found: ForeignRu
         heartbeat=0.0,
         num_train_steps=int(found.config["trainer"]["num_train_steps"]),
     )
-    checkpoint = CheckpointView(name, survey.step, 1, complete=True, accepted=True, size=found.state_bytes)
+    checkpoint = ListedCheckpoint(name, survey.step, 1, complete=True, accepted=True, size=found.state_bytes, epoch=1)
     return RunView(request.run_id, host, records.first_fence(host), None, 1, status, False, (checkpoint,))
 
 

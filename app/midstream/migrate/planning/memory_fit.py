@@ -21,7 +21,7 @@ from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
 from midstream.watch.snapshot import Accelerator
 from midstream_core.accelerators import find_accelerator
 from midstream_core.json_types import JsonObject
-from midstream_core.logits import LARGEST_BLOCK
+from midstream_core.logits import MAX_BLOCK
 from midstream_core.mesh_division import DATA, MODEL, axis_mappings, partition, shard_count
 from midstream_core.precision import Precision, precision_of
 from midstream_core.records import ArrayEntry
@@ -121,7 +121,7 @@ def footprint(
     if on_cpu:
         scores = width * shape.per_device * int(model.get("num_heads") or 1) * seq * seq
         layer = unit * (17 + (6 if gated else 4) * mlp // max(1, hidden)) + scores
-        logits = min(shape.per_device * seq * _vocabulary(arrays), LARGEST_BLOCK)
+        logits = min(shape.per_device * seq * _vocabulary(arrays), MAX_BLOCK)
         alone = devices == 1
         work = max(layer + scores if alone else 7 * layer // 4, (6 if alone else 13) * width * logits // 2)
     remat, heads = model.get("gradient_checkpointing", True), int(model.get("num_heads") or 1)

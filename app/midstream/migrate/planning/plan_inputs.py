@@ -10,9 +10,10 @@ from midstream.hosts.host import Host
 from midstream.launch.slurm_allocation import RequestedDevices
 from midstream.migrate.checkpoint_store import CheckpointStore
 from midstream.migrate.journal.json_values import section
-from midstream.watch.snapshot import Accelerator, CheckpointView, RunView
+from midstream.watch.snapshot import Accelerator, RunView
 from midstream_core import records
 from midstream_core.json_types import RunConfig
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Contents:
 
     config: RunConfig
     consent: tuple[str, ...]  # lines of the config that need consent
-    checkpoint: CheckpointView | None  # None: a final save at the seal
+    checkpoint: ListedCheckpoint | None  # None: a final save at the seal
     newest: str  # name of the newest complete checkpoint; empty: none
     arrays: Sequence[records.ArrayEntry]  # of the newest checkpoint; empty: there is none
     checkpoint_bytes: int  # of the newest checkpoint; 0: unknown

@@ -39,7 +39,7 @@ from midstream.stores.host_identity import identity_problem
 from midstream_core import records
 from midstream_host.machine import checks
 from midstream_host.machine.checks import Survey
-from midstream_host.runs import ownership, run_state, slurm, standby_state
+from midstream_host.runs import ownership, run_state, slurm, slurm_commands, standby_state
 
 MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
 OTHER_MIGRATION = "other migration"  # name of the check that this machine executes no other migration of the run
@@ -306,7 +306,7 @@ def _leftover_standby(
     hint = "that migration has ended, and the standby exits within an hour"
     job = target.call(slurm.job_of_attempt)(root=target.root, run_id=run_id, attempt=attempt)
     if job is not None:  # its process is on a compute node, where the id is valid
-        number, cluster = slurm.named(job.job)
+        number, cluster = slurm_commands.named(job.job)
         ends = shlex.join(["scancel", *cluster, number]) if job.state != slurm.UNKNOWN else ""
     else:
         ends = f"kill {found.pid}" if found is not None and config.container is None else ""

@@ -20,7 +20,8 @@ from midstream.migrate.journal.request import Request
 from midstream.ownership.judgement import FOREIGN_HINT, OWNER, Judgement
 from midstream.suggestions import nearest_run
 from midstream.watch.damaged_runs import refuse_damaged
-from midstream.watch.snapshot import CheckpointView, RunView, Snapshot
+from midstream.watch.snapshot import RunView, Snapshot
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.runs import run_state
 from midstream_host.verify import tree
 
@@ -62,7 +63,7 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
 
 
 def ownership_consent(
-    fleet: Fleet, snapshot: Snapshot, run: RunView, checkpoint: CheckpointView | None = None
+    fleet: Fleet, snapshot: Snapshot, run: RunView, checkpoint: ListedCheckpoint | None = None
 ) -> tuple[str, ...]:
     """Return the consent for an owner, or a newest state, that is not proven.
 
@@ -77,7 +78,7 @@ def ownership_consent(
     return (f"{run.run_id} has no signed record of its owner: {owner}, on {run.host}, becomes its signed owner",)
 
 
-def _older_state(judgement: Judgement, run: RunView, checkpoint: CheckpointView | None) -> tuple[str, ...]:
+def _older_state(judgement: Judgement, run: RunView, checkpoint: ListedCheckpoint | None) -> tuple[str, ...]:
     """Return the consent for a state older than one that this machine has seen."""
     seen, head = judgement.remembered, judgement.head
     if seen is None or seen.step is None or head is None or seen.chain.head.key != head.key or run.fence is None:
@@ -221,10 +222,10 @@ def with_stored_checkpoints(run: RunView, source: Host, store: CheckpointStore) 
             f"midstream --repair {run.run_id} --on {run.host} gives the run to {run.host} all the same",
             Exit.REFUSED,
         )
-    return replace(run, checkpoints=tuple(CheckpointView(**vars(checkpoint)) for checkpoint in checkpoints))
+    return replace(run, checkpoints=tuple(checkpoints))
 
 
-def choose_checkpoint(run: RunView, request: Request) -> CheckpointView | None:
+def choose_checkpoint(run: RunView, request: Request) -> ListedCheckpoint | None:
     """Return the complete, accepted checkpoint to continue from.
 
     None stands for a final save at the seal.
@@ -276,7 +277,7 @@ def steps_done(run: RunView) -> int:
     return max(run.step or 0, rows)
 
 
-def _refuse_newer_damage(run: RunView, chosen: CheckpointView) -> None:
+def _refuse_newer_damage(run: RunView, chosen: ListedCheckpoint) -> None:
     """Refuse ``chosen`` where a newer checkpoint is damaged.
 
     The user decides whether to use an older state.

@@ -33,7 +33,7 @@ from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 from midstream_core.json_types import JsonObject
 from midstream_host.allowlist import shown
-from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, Stored
+from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, StoredContents
 
 
 def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, config: JsonObject) -> Plan:
@@ -198,7 +198,7 @@ def _installed(target: str, run: RunFile) -> list[str]:
     ]
 
 
-def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored) -> tuple[str, ...]:
+def _warnings(run: RunView, described: RunFile, request: Request, stored: StoredContents) -> tuple[str, ...]:
     lines: list[str] = []
     if run.running and request.checkpoint == "now":
         if described.stop.saves:

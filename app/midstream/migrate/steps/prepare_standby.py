@@ -30,8 +30,8 @@ from midstream.migrate.steps.record_commands import show_command, show_log
 from midstream.migrate.steps.streamed_copy import copy_checkpoint
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.runs import ownership, run_state, standby_state
-from midstream_host.runs.run_checkpoints import CheckpointSummary
 
 READY_TIMEOUT = 3600.0  # seconds: import, compile and rehearse a large model
 ANSWER_TIMEOUT = 300.0  # seconds to answer a command: the process may be stopped, or its host swap
@@ -121,7 +121,7 @@ def _choose(migration: Migration) -> StartingPoint:
     """
     plan, source = migration.plan, migration.source
 
-    def pinned() -> CheckpointSummary | None:
+    def pinned() -> ListedCheckpoint | None:
         name = "" if plan.checkpoint == "now" else plan.checkpoint
         return migration.source_group.checkpoint_store.pin_newest(plan.migration, pin_expires(migration), name)
 

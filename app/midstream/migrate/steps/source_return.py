@@ -14,8 +14,8 @@ from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.runs import ownership, run_state, standby_state
-from midstream_host.runs.run_checkpoints import CheckpointSummary
 
 WITHDRAW_TIMEOUT = 900.0  # seconds
 
@@ -131,7 +131,7 @@ def returned_fence(migration: Migration, fence: records.Fence) -> records.Fence:
     )
 
 
-def _is_own(migration: Migration, checkpoint: CheckpointSummary) -> bool:
+def _is_own(migration: Migration, checkpoint: ListedCheckpoint) -> bool:
     """Return whether a checkpoint is the source's own, not the target's.
 
     The source's fence accepts it, or it has the sealed epoch. Checkpoints of the target may be in the same bucket or

@@ -80,16 +80,16 @@ class EarlyArrays:
 
     def fit(self, manifest: Manifest) -> bool:
         """Return whether the manifest has these arrays and objects, with these hashes."""
-        known = {entry.name: entry for entry in manifest.array_entries}
+        entries = {entry.name: entry for entry in manifest.array_entries}
         objects = {entry.path: entry for entry in manifest.object_entries}
         for name, assembly in self.assemblies.items():
-            if name not in known or known[name] != assembly.entry:
+            if name not in entries or entries[name] != assembly.entry:
                 return False
-        for path, found in self.objects.items():
+        for path, early in self.objects.items():
             entry = objects.get(path)
-            if entry is None or (entry.size, entry.sha256) != (found.size, found.sha256):
+            if entry is None or (entry.size, entry.sha256) != (early.size, early.sha256):
                 return False
-            if entry.crc32c not in ("", found.crc32c):
+            if entry.crc32c not in ("", early.crc32c):
                 return False
         return not manifest.hosts
 

@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from midstream_core.records import MANIFEST, Fence, Manifest, RunPaths, parse_checkpoint_name
+from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.records import MANIFEST, Fence, RunPaths, parse_checkpoint_name
 from midstream_engine.checkpoint.errors import CheckpointCorruptError
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 
 
-@dataclasses.dataclass(frozen=True)
-class FoundCheckpoint:
-    """One checkpoint directory.
-
-    Without a ``manifest`` it is partial: its save was interrupted or is running. ``flaw`` is why an existing manifest
-    cannot be read.
-    """
-
-    name: str
-    step: int
-    attempt: int
-    manifest: Manifest | None
-    flaw: str = ""
-
-    @property
-    def complete(self) -> bool:
-        """Whether it has a readable manifest."""
-        return self.manifest is not None
-
-
-def list_checkpoints(paths: RunPaths, *, attempt: int | None = None) -> list[FoundCheckpoint]:
+def list_checkpoints(
+    paths: RunPaths, fence: Fence | None = None, *, attempt: int | None = None
+) -> list[ListedCheckpoint]:
     """Return every checkpoint directory of the run, by step, then attempt.
 
-    Other names are skipped. ``attempt``: only those that it has saved; no manifest of another one is read.
+    Other names are skipped. ``attempt``: only those that it has saved; no manifest of another one is read. Without a
+    ``fence`` every complete one is accepted.
     """
-    checkpoints: list[FoundCheckpoint] = []
+    checkpoints: list[ListedCheckpoint] = []
     for name in open_checkpoints(paths.checkpoints).names():
         key = parse_checkpoint_name(name)
         if key is not None and attempt in (None, key[1]):
-            manifest, flaw = _manifest(paths.checkpoint(name), name)
-            checkpoints.append(FoundCheckpoint(name, *key, manifest, flaw))
+            checkpoints.append(_listed(paths.checkpoint(name), name, *key, fence))
     return sorted(checkpoints, key=lambda entry: (entry.step, entry.attempt))
 
 
-def _manifest(directory: str, name: str) -> tuple[Manifest | None, str]:
-    if not open_store(directory).exists(MANIFEST):
-        return None, ""
-    try:
-        manifest = read_manifest(directory)
-    except CheckpointCorruptError as error:
-        return None, str(error)
-    if manifest.name != name:
-        return None, f"{directory}: its manifest is that of {manifest.name}"
-    return manifest, ""
+def _listed(directory: str, name: str, step: int, attempt: int, fence: Fence | None) -> ListedCheckpoint:
+    flaw = ""
+    if open_store(directory).exists(MANIFEST):
+        try:
+            manifest = read_manifest(directory)
+            if manifest.name == name:
+                accepted = fence is None or fence.accepts(manifest.epoch, manifest.step, manifest.start)
+                return ListedCheckpoint(
+                    name, step, attempt, True, accepted, manifest.size, manifest.created, manifest.root_digest,
+                    manifest.epoch, start=manifest.start,
+                )  # fmt: skip
+            flaw = f"{directory}: its manifest is that of {manifest.name}"
+        except CheckpointCorruptError as error:
+            flaw = str(error)
+    return ListedCheckpoint(name, step, attempt, False, False, damaged=flaw)
 
 
 def newest_complete(paths: RunPaths, fence: Fence | None, *, attempt: int | None = None) -> str | None:
@@ -67,11 +53,10 @@ def newest_complete(paths: RunPaths, fence: Fence | None, *, attempt: int | None
     Raises:
         CheckpointCorruptError: A manifest that cannot be read is newer than any other.
     """
-    for entry in reversed(list_checkpoints(paths, attempt=attempt)):
-        if entry.flaw:
+    for entry in reversed(list_checkpoints(paths, fence, attempt=attempt)):
+        if entry.damaged:
             hint = "move the directory away to resume from an older checkpoint"
-            raise CheckpointCorruptError(f"{entry.flaw} (hint: {hint})")
-        manifest = entry.manifest
-        if manifest is not None and (fence is None or fence.accepts(manifest.epoch, manifest.step, manifest.start)):
+            raise CheckpointCorruptError(f"{entry.damaged} (hint: {hint})")
+        if entry.accepted:
             return entry.name
     return None

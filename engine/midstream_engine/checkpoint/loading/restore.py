@@ -18,6 +18,7 @@ from typing import cast
 import jax
 from jax.sharding import NamedSharding, Sharding
 
+from midstream_core import zarr_metadata
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.records import PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
 from midstream_engine.array_types import PyTree
@@ -88,16 +89,16 @@ def restore_checkpoint(
     start = time.monotonic()
     manifest = read_manifest(directory)
     check_layout(directory, manifest)
-    wanted = flatten(template)
+    expected = flatten(template)
     placed = flatten_shardings(template, shardings)
-    beyond = [name for name in wanted if not name.startswith(only)]
+    beyond = [name for name in expected if not name.startswith(only)]
     if beyond:
         raise ValueError(f"the template has {beyond[0]}, which does not begin with {only!r}")
-    check_fit(directory, manifest, wanted, only)
-    check_divides(directory, wanted, placed)
+    check_fit(directory, manifest, expected, only)
+    check_divides(directory, expected, placed)
     store = open_store(directory)
     objects = {entry.path: entry for entry in manifest.object_entries}
-    needed = {TRAIN}.union(*(entry.objects for entry in manifest.array_entries if entry.name in wanted))
+    needed = {TRAIN}.union(*(entry.objects for entry in manifest.array_entries if entry.name in expected))
     hashes = {path: entry.sha256 for path, entry in objects.items() if path not in needed}
 
     raw, hashes[TRAIN] = read_object(store, objects[TRAIN])
@@ -135,18 +136,18 @@ class First:
     ready: Callable[[dict[str, jax.Array]], None]
 
 
-def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], only: str = "") -> None:
-    """Check that the manifest has exactly the ``wanted`` arrays.
+def check_fit(where: str, manifest: Manifest, expected: dict[str, LogicalArray], only: str = "") -> None:
+    """Check that the manifest has exactly the ``expected`` arrays.
 
     Only arrays whose names begin with ``only`` are compared.
 
     Raises:
         CheckpointMismatchError: The manifest has other arrays; the message has a diff.
     """
-    found = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
+    stored = {entry.name: entry for entry in manifest.array_entries if entry.name.startswith(only)}
     different: list[Difference] = []
-    for name in sorted(found.keys() & wanted.keys()):
-        have, want = found[name], wanted[name]
+    for name in sorted(stored.keys() & expected.keys()):
+        have, want = stored[name], expected[name]
         axes, shape = tuple(have.axes), tuple(have.shape)
         difference = Difference(
             name,
@@ -156,7 +157,7 @@ def check_fit(where: str, manifest: Manifest, wanted: dict[str, LogicalArray], o
         )
         if difference != Difference(name):
             different.append(difference)
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    missing, extra = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
     if missing or extra or different:
         raise CheckpointMismatchError(where, missing, extra, different)
 
@@ -168,7 +169,7 @@ def _mesh_axes(mapped: object) -> tuple[str, ...]:
     return (mapped,) if isinstance(mapped, str) else ()
 
 
-def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
+def check_divides(where: str, expected: dict[str, LogicalArray], shardings: dict[str, Sharding]) -> None:
     """Check that every sharding divides its array.
 
     Raises:
@@ -176,7 +177,7 @@ def check_divides(where: str, wanted: dict[str, LogicalArray], shardings: dict[s
     """
     lengths: dict[tuple[str, ...], int] = {}  # greatest common divisor of the axes that share some mesh axes
     flaw: tuple[str, str, int, int, tuple[str, ...]] | None = None
-    for name, array in wanted.items():
+    for name, array in expected.items():
         sharding = shardings[name]
         if not isinstance(sharding, NamedSharding):
             try:
@@ -234,7 +235,7 @@ def _read_arrays(
         if entry.name not in assemblies:
             assemblies[entry.name] = ArrayAssembly(entry, shardings[entry.name], parts)
     if early is not None:
-        hashes.update((path, found.sha256) for path, found in early.objects.items())
+        hashes.update((path, early_object.sha256) for path, early_object in early.objects.items())
     tasks: list[Task] = []
     blocks = BufferPool()
 
@@ -265,14 +266,14 @@ def _hand_over(assemblies: dict[str, ArrayAssembly], first: First, parts: PartBu
 
 def _followed(tasks: Sequence[Task], then: Callable[[], None]) -> list[Task]:
     """Return the tasks so that the last of them to end calls ``then``."""
-    left, lock = len(tasks), threading.Lock()
+    remaining, lock = len(tasks), threading.Lock()
 
     def counted(function: Callable[[], None]) -> None:
-        nonlocal left
+        nonlocal remaining
         function()
         with lock:
-            left -= 1
-            last = not left
+            remaining -= 1
+            last = not remaining
         if last:
             then()
 
@@ -296,7 +297,7 @@ def _metadata_task(
     described = zarr.metadata_path(entry.name)
 
     def check() -> None:
-        flaw = zarr.disagreement(bytes(observe(described)), entry)
+        flaw = zarr_metadata.disagreement(bytes(observe(described)), entry)
         if flaw:
             raise CheckpointCorruptError(f"{where}: object {described}: {flaw}")
 

@@ -22,14 +22,14 @@ def missing_here(store: ObjectStore, manifest: Manifest) -> dict[str, str]:
     return {path: host for path, host in remote.items() if path not in stored}
 
 
-def check_within_reach(store: ObjectStore, manifest: Manifest, wanted: Iterable[str]) -> None:
-    """Check, before any object is read, that the ``wanted`` ones are stored here.
+def check_within_reach(store: ObjectStore, manifest: Manifest, paths: Iterable[str]) -> None:
+    """Check, before any object is read, that the ``paths`` ones are stored here.
 
     Raises:
         CheckpointError: Some are on other hosts; the message has the number on each.
     """
     remote = missing_here(store, manifest)
-    missing = [path for path in wanted if path in remote]
+    missing = [path for path in paths if path in remote]
     if not missing:
         return
     counts = Counter(remote[path] for path in missing)

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from midstream_core import zarr_metadata
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.json_types import JsonValue
 from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, Manifest, ObjectEntry, root_digest
@@ -34,7 +35,7 @@ from midstream_engine.checkpoint.train_document import TrainDocument
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class ArrayMeasures:
     """Measures of a decoded array."""
 
     norm: float  # square root of the sum of squares, in float64
@@ -49,7 +50,7 @@ class Report:
     root_digest: str | None  # recomputed; None if an object is unreadable or on another host
     flaws: list[str]  # one line per object or array, sorted
     unlisted: list[str]  # files in the directory that do not belong to the checkpoint
-    contents: dict[str, Contents] | None  # by array name, if ``deep``
+    contents: dict[str, ArrayMeasures] | None  # by array name, if ``deep``
     elsewhere: dict[str, int] = dataclasses.field(
         default_factory=dict[str, int]
     )  # number of objects on other hosts, by host
@@ -134,9 +135,9 @@ class _Verification:
             self.sums[array.name].add(values)
             self._encoded[path] = write_chunk(Discard(), path, [bytes_of(values)]).sha256
             return
-        if flaw := zarr.disagreement(bytes(data), array):
+        if flaw := zarr_metadata.disagreement(bytes(data), array):
             raise CheckpointCorruptError(f"object {path}: {flaw}")
-        text = zarr.metadata(array.axes, array.shape, array.dtype, array.grid)
+        text = zarr_metadata.metadata(array.axes, array.shape, array.dtype, array.grid)
         self._encoded[path] = write_object(Discard(), path, memoryview(text)).sha256
 
     def root_digest(self) -> str | None:
@@ -190,9 +191,9 @@ class _Sums:
             self._squares.append(squares)
             self._not_finite += values.size - int(finite.sum())
 
-    def contents(self) -> Contents:
+    def contents(self) -> ArrayMeasures:
         # fsum does not depend on the order in which threads finish.
-        return Contents(math.sqrt(math.fsum(self._squares)), self._not_finite)
+        return ArrayMeasures(math.sqrt(math.fsum(self._squares)), self._not_finite)
 
 
 def lines(report: Report) -> Iterator[dict[str, JsonValue]]:
@@ -207,8 +208,8 @@ def lines(report: Report) -> Iterator[dict[str, JsonValue]]:
         yield value
     problems: list[list[str]] = []
     for flaw in report.flaws:
-        found = re.fullmatch(r"object (\S+): (.*)", flaw, re.DOTALL)
-        problems.append([found[1], found[2]] if found else [MANIFEST, flaw])
+        match = re.fullmatch(r"object (\S+): (.*)", flaw, re.DOTALL)
+        problems.append([match[1], match[2]] if match else [MANIFEST, flaw])
     yield {
         "event": "verified",
         "objects": len(manifest.objects),

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from midstream_core import zarr_metadata
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.save_fence import SupersededError
 from midstream_core.records import MANIFEST, PACKED, TRAIN, ArrayEntry, ObjectEntry, canonical_json, root_digest
@@ -151,7 +152,7 @@ def write_small_arrays(store: _Target, arrays: list[HostArray]) -> list[ObjectEn
     for array in arrays:
         grid = grid_of(array.axes, array.shape, array.dtype)
         if grid:
-            texts[zarr.metadata_path(array.name)] = zarr.metadata(array.axes, array.shape, array.dtype, grid)
+            texts[zarr.metadata_path(array.name)] = zarr_metadata.metadata(array.axes, array.shape, array.dtype, grid)
         else:
             small[array.name] = array.part(full_box(array.shape))
     if small:

@@ -227,20 +227,20 @@ def _listed(
         CheckpointCorruptError: An object differs between file systems.
     """
     systems = group.file_systems
-    found: dict[str, tuple[ObjectEntry, list[int]]] = {}
+    listed: dict[str, tuple[ObjectEntry, list[int]]] = {}
     for process, objects in sorted(chunks.items()):
         leader = 0 if systems is None else systems.first[process]
         for entry in objects:
-            known, leaders = found.setdefault(entry.path, (entry, []))
+            entry_of_path, leaders = listed.setdefault(entry.path, (entry, []))
             if leader in leaders:
                 raise CheckpointError(f"{directory}: object {entry.path} was written by two processes: not saved")
-            if known.sha256 != entry.sha256:
+            if entry_of_path.sha256 != entry.sha256:
                 raise CheckpointCorruptError(
                     f"{directory}: object {entry.path} differs between processes that have the same state: not saved"
                 )
             leaders.append(leader)
-    wanted = {TRAIN, *(path for entry in entries for path in entry.objects)}
-    odd = sorted(wanted ^ {*found, *(entry.path for entry in rest)})
+    expected = {TRAIN, *(path for entry in entries for path in entry.objects)}
+    odd = sorted(expected ^ {*listed, *(entry.path for entry in rest)})
     if odd:
         raise CheckpointError(f"{directory}: object {odd[0]} was written by no process: not saved")
     everywhere = len(group.leaders)
@@ -248,7 +248,7 @@ def _listed(
         entry
         if len(leaders) == everywhere or systems is None
         else dataclasses.replace(entry, host=systems.hosts[leaders[0]])
-        for entry, leaders in found.values()
+        for entry, leaders in listed.values()
     ]
     return [*placed, *rest]
 

@@ -103,11 +103,11 @@ class DevicePart:
             CheckpointError: The device cannot be read, or all elements were read before.
         """
         with self._lock:
-            found = self._fetched()[index]
-            self._unread -= found.size
+            values = self._fetched()[index]
+            self._unread -= values.size
             if self._unread <= 0:
-                self._host = None  # ``found`` holds the memory
-            return found
+                self._host = None  # ``values`` holds the memory
+            return values
 
     def expect(self) -> None:
         """Note that the part will be read, after those that are expected already."""
@@ -168,13 +168,13 @@ def prepare_copies(arrays: Sequence[jax.Array]) -> Callable[[], None]:
 
     Any thread may call the function. The arrays may be deleted by then.
     """
-    wanted = [
+    needed = [
         (device, _shapes([arrays[number] for number in numbers])) for device, numbers in _by_device(arrays).items()
     ]
 
     def compile_all() -> None:
-        for each in wanted:
-            _programs.get(*each)
+        for program in needed:
+            _programs.get(*program)
 
     return compile_all
 
@@ -185,12 +185,12 @@ def first_line(error: Exception) -> str:
 
 
 def _by_device(arrays: Sequence[jax.Array]) -> dict[Device, list[int]]:
-    found: dict[Device, list[int]] = {}
+    numbers: dict[Device, list[int]] = {}
     for number, array in enumerate(arrays):
         sharding: Any = array.sharding
         (device,) = sharding.device_set
-        found.setdefault(device, []).append(number)
-    return found
+        numbers.setdefault(device, []).append(number)
+    return numbers
 
 
 _Shapes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # of arrays: shape, dtype

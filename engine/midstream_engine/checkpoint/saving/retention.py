@@ -7,13 +7,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections.abc import Collection
 
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.save_fence import read_fence
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_core.records import Fence, Pin, RecordError, RunPaths, locked, parse_checkpoint_name
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints
@@ -23,19 +23,12 @@ from midstream_engine.config.keep_policy import KeepPolicy, Kind
 Own = tuple[int, int]  # epoch and start of the caller
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """One complete checkpoint, as retention needs it."""
-
-    step: int
-    attempt: int
-    epoch: int
-    name: str
-    start: int = 0
-
-
 def to_delete(
-    policy: KeepPolicy, saved: Collection[Saved], fence: Fence | None, pinned: Collection[str], own: Own | None = None
+    policy: KeepPolicy,
+    saved: Collection[ListedCheckpoint],
+    fence: Fence | None,
+    pinned: Collection[str],
+    own: Own | None = None,
 ) -> list[str]:
     """Return the names of the checkpoints to delete, oldest first.
 
@@ -83,20 +76,16 @@ class Retention:
         if not store.names():
             return []
         when = time.time() if now is None else now
-        left = empty_trash(store, paths, when)  # of a call that was killed
+        deleted = empty_trash(store, paths, when)  # of a call that was killed
         with locked(paths.lock):
-            saved = [
-                Saved(entry.step, entry.attempt, entry.manifest.epoch, entry.name, entry.manifest.start)
-                for entry in list_checkpoints(paths)
-                if entry.manifest is not None
-            ]
+            saved = [checkpoint for checkpoint in list_checkpoints(paths) if checkpoint.complete]
             fence = read_fence(paths)
             if in_bucket(paths.checkpoints):
                 fence = bucket_fence.newest_fence(paths, fence)
             names = to_delete(self.policy, saved, fence, read_pins(paths, when), own)
             for name in names:
                 store.set_aside(name)
-        return left + empty_trash(store, paths, when)
+        return deleted + empty_trash(store, paths, when)
 
 
 def empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[str]:
@@ -130,9 +119,9 @@ def read_pins(paths: RunPaths, now: float) -> set[str]:
         files = []
     try:
         pins = [Pin.read_or_none(os.path.join(paths.pins, file)) for file in files if file.endswith(".json")]
-        found = {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
+        names = {pin.checkpoint for pin in pins if pin is not None and pin.expires > now}
         if in_bucket(paths.checkpoints):
-            found |= bucket_fence.read_pins(paths, now)
+            names |= bucket_fence.read_pins(paths, now)
     except (RecordError, ValueError) as error:
         raise CheckpointError(f"a pin is unreadable, so no checkpoint is deleted: {error}") from error
-    return found
+    return names

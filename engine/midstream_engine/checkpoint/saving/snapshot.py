@@ -92,7 +92,7 @@ class HostArray:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
+class _ArrayPart:
     """A part of an array on a device or host.
 
     ``lasting``: its numpy array is a copy that does not change. ``copied``: there is a copy of it on its device, if one
@@ -160,12 +160,12 @@ def device_bytes(tree: PyTree) -> dict[PyTree, int]:
     """
     if jax.default_backend() == "cpu":
         return {}
-    found: dict[Device, int] = {}
+    sizes: dict[Device, int] = {}
     for part in _parts(list(flatten(tree).values()), spread=True):
         if part.copied and part.lasting:
             (device,) = part.data.sharding.device_set
-            found[device] = found.get(device, 0) + part.size
-    return found
+            sizes[device] = sizes.get(device, 0) + part.size
+    return sizes
 
 
 def prepare_device_copy(tree: PyTree) -> Callable[[], None]:
@@ -189,19 +189,19 @@ def release(arrays: list[HostArray]) -> None:
     arrays.clear()
 
 
-def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_Part]:
+def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_ArrayPart]:
     """Return the parts of this process in the order of arrays and boxes, each once.
 
     With ``spread`` parts that several devices have are divided among them; else the first one's are returned.
     """
     load: dict[Device, int] = {}  # bytes by device
-    found: list[_Part] = []
+    collected: list[_ArrayPart] = []
     for array in arrays:
         dtype = numpy_dtype(array.dtype)
         if not isinstance(array.value, jax.Array):
             box = full_box(array.shape)
             data = np.asarray(array.value)
-            found.append(_Part(array.name, box, data, data.nbytes, lasting=False, copied=False))
+            collected.append(_ArrayPart(array.name, box, data, data.nbytes, lasting=False, copied=False))
             continue
         shards: dict[Box, list[Leaf]] = {}
         for shard in array.value.addressable_shards:
@@ -213,13 +213,13 @@ def _parts(arrays: Sequence[LogicalArray], spread: bool = False) -> list[_Part]:
             own = shard.data.sharding.memory_kind in (None, "device")
             # Small arrays are packed into one object: they are read more than once, and fetched at once.
             large = bool(size and grid_of(array.axes, array.shape, array.dtype))
-            found.append(
-                _Part(array.name, box, shard.data, size, own and shard.device.platform != "cpu", own and large)
+            collected.append(
+                _ArrayPart(array.name, box, shard.data, size, own and shard.device.platform != "cpu", own and large)
             )
-    return found
+    return collected
 
 
-def _copy_on_devices(parts: Sequence[_Part]) -> list[tuple[_Part, DevicePart]]:
+def _copy_on_devices(parts: Sequence[_ArrayPart]) -> list[tuple[_ArrayPart, DevicePart]]:
     """Copy parts on their devices; return them with their copies, none if that fails."""
     try:
         copies = copy_on_devices([part.data for part in parts])
@@ -242,9 +242,9 @@ def _parts_by_process(array: LogicalArray) -> dict[int, list[Box]] | None:
     return {process: sorted(boxes) for process, boxes in sorted(parts_by_process.items())}
 
 
-def _fetch(parts: list[_Part]) -> Iterator[tuple[_Part, np.ndarray]]:
+def _fetch(parts: list[_ArrayPart]) -> Iterator[tuple[_ArrayPart, np.ndarray]]:
     """Yield the parts as numpy arrays, in order, while the next ones are in transfer."""
-    waiting, started = deque(parts), deque[_Part]()
+    waiting, started = deque(parts), deque[_ArrayPart]()
     ahead = 0
     while waiting or started:
         while waiting and (not started or ahead + waiting[0].size <= AHEAD):

@@ -79,10 +79,10 @@ class TensorStoreTransfer:
 
     def value(self, path: str) -> bytes | None:
         try:
-            found: Any = self._kvstore.read(path).result()
+            result: Any = self._kvstore.read(path).result()
         except ValueError as error:
             raise self._failed(path, "read", error) from error
-        return found.value if found.state == "value" else None
+        return result.value if result.state == "value" else None
 
     @property
     def _kvstore(self) -> Any:

@@ -83,9 +83,9 @@ class BucketObjects:
 
     def sync(self) -> None:
         """Compare every object with what was sent; what a bucket acknowledged is durable."""
-        found = self._bucket.entries()
+        entries = self._bucket.entries()
         for path, written in sorted(self._written.items()):
-            stored = found.get(path) or self._bucket.look(path)  # a listing may be behind
+            stored = entries.get(path) or self._bucket.look(path)  # a listing may be behind
             if stored is None:
                 raise CheckpointError(f"{self.where}: object {path} is missing: another process removed it")
             same = [stored.size == written.size]
@@ -110,7 +110,7 @@ class BucketObjects:
         """
 
     def tidy(self, listed: Collection[str]) -> None:
-        self._delete([found for path, found in self._bucket.entries().items() if path not in {*listed, MANIFEST}])
+        self._delete([entry for path, entry in self._bucket.entries().items() if path not in {*listed, MANIFEST}])
 
     def exists(self, path: str) -> bool:
         return self._bucket.look(path) is not None
@@ -123,23 +123,23 @@ class BucketObjects:
         with self._lock:
             if self._listed is None:
                 self._listed = self._bucket.entries()
-        found = self._listed.get(path) or self._bucket.look(path)
-        if found is None:
+        entry = self._listed.get(path) or self._bucket.look(path)
+        if entry is None:
             raise FileNotFoundError(f"{self.where}/{path}")
-        return found.size
+        return entry.size
 
     def expect(self, path: str) -> None:
         """Do nothing: a bucket serves many requests at a time."""
 
     def read(
-        self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object], crc32c: str = ""
+        self, path: str, into: Iterable[memoryview], take: Callable[[memoryview], object], crc32c: str = ""
     ) -> int:
         data, total = memoryview(self._sound(path, crc32c)), 0
         for buffer in into:
             piece = data[total : total + len(buffer)]
             np.copyto(np.frombuffer(buffer[: len(piece)], np.uint8), np.frombuffer(piece, np.uint8))
             for start in range(0, len(piece), BLOCK):
-                each(piece[start : start + BLOCK])
+                take(piece[start : start + BLOCK])
             total += len(piece)
             if len(piece) < len(buffer):
                 break
@@ -165,16 +165,16 @@ class BucketObjects:
         return list(self._bucket.entries())
 
     def clear(self) -> None:
-        found = self._bucket.entries()
-        if MANIFEST in found:
+        entries = self._bucket.entries()
+        if MANIFEST in entries:
             self._bucket.delete(MANIFEST)
-        self._delete([each for path, each in found.items() if path != MANIFEST])
+        self._delete([entry for path, entry in entries.items() if path != MANIFEST])
 
     def _delete(self, objects: list[StoredObject]) -> None:
         with ThreadPoolExecutor(DELETERS, thread_name_prefix="delete") as pool:
-            for future in [pool.submit(self._bucket.delete, each.path, each.version) for each in objects]:
+            for future in [pool.submit(self._bucket.delete, entry.path, entry.version) for entry in objects]:
                 future.result()
 
 
-def _text(found: StoredObject) -> str:
-    return f"{found.size} bytes with " + (f"crc32c {found.crc32c}" if found.crc32c else f"ETag {found.version}")
+def _text(entry: StoredObject) -> str:
+    return f"{entry.size} bytes with " + (f"crc32c {entry.crc32c}" if entry.crc32c else f"ETag {entry.version}")

@@ -118,7 +118,7 @@ class DirectoryObjects:
             self._expected.add(path)
 
     def read(
-        self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object], crc32c: str = ""
+        self, path: str, into: Iterable[memoryview], take: Callable[[memoryview], object], crc32c: str = ""
     ) -> int:
         del crc32c  # what a disk returns is what it has
         total = 0
@@ -131,7 +131,7 @@ class DirectoryObjects:
                     count = file.readinto(buffer[done : done + BLOCK])
                     if not count:
                         return total
-                    each(buffer[done : done + count])
+                    take(buffer[done : done + count])
                     done += count
                     total += count
         return total

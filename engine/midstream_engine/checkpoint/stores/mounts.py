@@ -109,11 +109,11 @@ def _mounts() -> str:
 
 def _mount_of(path: str, table: str) -> tuple[str, str] | None:
     """Return (source, type) of the mount that ``path`` is on, the latest if several."""
-    found: tuple[int, str, str] | None = None
+    mount: tuple[int, str, str] | None = None
     for line in table.splitlines():
         source, target, kind, *_ = [*line.split(" "), "", "", ""]
         target = target.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
         inside = path == target or path.startswith(target.rstrip("/") + "/")
-        if inside and (found is None or len(target) >= found[0]):
-            found = len(target), source, kind
-    return found[1:] if found else None
+        if inside and (mount is None or len(target) >= mount[0]):
+            mount = len(target), source, kind
+    return mount[1:] if mount else None

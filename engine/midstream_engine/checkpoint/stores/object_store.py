@@ -87,11 +87,11 @@ class ObjectStore(Protocol):
         ...
 
     def read(
-        self, path: str, into: Iterable[memoryview], each: Callable[[memoryview], object], crc32c: str = ""
+        self, path: str, into: Iterable[memoryview], take: Callable[[memoryview], object], crc32c: str = ""
     ) -> int:
         """Fill each buffer in turn from the start of the object; return the bytes read.
 
-        ``each`` is called with each block that was read. The next buffer is requested when the previous one is full.
+        ``take`` is called with each block that was read. The next buffer is requested when the previous one is full.
         A bucket is read again if the bytes do not have ``crc32c`` (base64); those of the last time count.
         """
         ...

@@ -13,12 +13,12 @@ from midstream_core.object_store.errors import ObjectExistsError, StoreError
 from midstream_core.object_store.open_bucket import engine_bucket
 from midstream_core.object_store.urls import split_url
 from midstream_engine.data.errors import DataError, SourceNotFoundError
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import SourceFile
 
 READ_SIZE = 8 << 20  # bytes of one request of a file
 
 
-def list_objects(url: str) -> list[Source]:
+def list_objects(url: str) -> list[SourceFile]:
     """Return the objects that a URL matches, sorted.
 
     ``*`` stays within a folder, ``**`` does not.
@@ -28,25 +28,25 @@ def list_objects(url: str) -> list[Source]:
         literal = re.match(r"[^*?\[]*", pattern)
         assert literal is not None
         matches = _pattern(pattern)
-        found = [
-            Source(f"{client.url}/{path}", path.rpartition("/")[2], each.size, each.version)
-            for path, each in client.entries(literal[0]).items()
+        sources = [
+            SourceFile(f"{client.url}/{path}", path.rpartition("/")[2], entry.size, entry.version)
+            for path, entry in client.entries(literal[0]).items()
             if matches.fullmatch(path) and not path.endswith("/")  # a marker of a folder
         ]
-    return sorted(found, key=lambda source: source.path)
+    return sorted(sources, key=lambda source: source.path)
 
 
 @contextlib.contextmanager
-def open_object(source: Source) -> Iterator[IO[bytes]]:
+def open_object(source: SourceFile) -> Iterator[IO[bytes]]:
     """Open an object as a seekable file, in the version that was listed, if known."""
     with _errors(source.path):
         client, name = _split(source.path)
         size = source.size
         if size < 0:
-            found = client.look(name)
-            if found is None:
+            entry = client.look(name)
+            if entry is None:
                 raise FileNotFoundError(name)
-            size = found.size
+            size = entry.size
         with io.BufferedReader(ObjectFile(client, name, size, source.version or None), READ_SIZE) as file:
             yield cast(IO[bytes], file)
 
@@ -109,12 +109,12 @@ def _errors(url: str) -> Iterator[None]:
 def _pattern(glob: str) -> re.Pattern[str]:
     """Return a glob as a regular expression over object names."""
     result = ""
-    for part in re.findall(r"\*\*/|\*\*|\*|\?|\[[^]]+\]|.", glob, re.DOTALL):
-        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        if part in known:
-            result += known[part]
-        elif len(part) > 1:
-            result += "[" + part[1:-1].replace("\\", r"\\").replace("!", "^", part[1] == "!") + "]"
+    for token in re.findall(r"\*\*/|\*\*|\*|\?|\[[^]]+\]|.", glob, re.DOTALL):
+        translations = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        if token in translations:
+            result += translations[token]
+        elif len(token) > 1:
+            result += "[" + token[1:-1].replace("\\", r"\\").replace("!", "^", token[1] == "!") + "]"
         else:
-            result += re.escape(part)
+            result += re.escape(token)
     return re.compile(result)

@@ -20,7 +20,7 @@ from typing import IO, Any
 from midstream_core.object_store.urls import in_bucket
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import bucket, http, hugging_face_hub
-from midstream_engine.data.sources.source_file import Source, listed_version
+from midstream_engine.data.sources.source_file import SourceFile, listed_version
 
 LINES, LIST_OR_LINES, ROWS, DATASET, DOCUMENT = "lines", "list or lines", "rows", "dataset", "document"
 _KINDS = {".jsonl": LINES, ".ndjson": LINES, ".json": LIST_OR_LINES, ".parquet": ROWS}
@@ -30,19 +30,19 @@ _NOT_TEXT = (".7z", ".br", ".bz2", ".lz4", ".lzma", ".tar", ".tgz", ".xz", ".zip
 
 
 @dataclass(frozen=True)
-class Piece:
+class SourcePart:
     """A part [start, end) of a source; ``end`` None: to its end.
 
     Of lines in bytes (a line belongs to the piece in which it starts), of a Parquet file in row groups, of a dataset in
     rows.
     """
 
-    source: Source
+    source: SourceFile
     start: int = 0
     end: int | None = None
 
 
-def kind_of(source: Source) -> tuple[str, str]:
+def kind_of(source: SourceFile) -> tuple[str, str]:
     """Return (kind, compression) by the name: ``a.jsonl.gz`` -> (LINES, ".gz").
 
     Raises:
@@ -59,7 +59,7 @@ def kind_of(source: Source) -> tuple[str, str]:
     return _KINDS.get(kind, DOCUMENT), compression
 
 
-def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
+def documents(piece: SourcePart, text_key: str) -> Iterator[bytes]:
     """Yield the text of each document of ``piece``, UTF-8.
 
     Raises:
@@ -90,7 +90,7 @@ def documents(piece: Piece, text_key: str) -> Iterator[bytes]:
         raise DataError(f"{source.path}: {error}") from None
 
 
-def _check_unchanged(source: Source) -> None:
+def _check_unchanged(source: SourceFile) -> None:
     """Check that a local file is the one that was listed.
 
     Its parts are read one after the other: of a file that changes between, documents would be lost or read twice.
@@ -103,7 +103,7 @@ def _check_unchanged(source: Source) -> None:
 
 
 @contextlib.contextmanager
-def open_source(source: Source) -> Iterator[IO[bytes]]:
+def open_source(source: SourceFile) -> Iterator[IO[bytes]]:
     """Open the stored bytes of ``source``, as a context manager.
 
     Local files and objects in buckets are seekable.
@@ -119,7 +119,7 @@ def open_source(source: Source) -> Iterator[IO[bytes]]:
             yield file
 
 
-def row_groups(source: Source) -> list[int]:
+def row_groups(source: SourceFile) -> list[int]:
     """Return the uncompressed bytes of each row group of a Parquet file."""
     with _parquet(source) as file:
         return [file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups)]
@@ -204,7 +204,7 @@ def _list(file: IO[bytes], path: str, text_key: str) -> Iterator[bytes]:
         yield _text(value, f"{path}, item {number}", text_key)
 
 
-def _lines(file: IO[bytes], piece: Piece, text_key: str) -> Iterator[bytes]:
+def _lines(file: IO[bytes], piece: SourcePart, text_key: str) -> Iterator[bytes]:
     path, position = piece.source.path, piece.start
     if position:  # a line that starts earlier belongs to the previous piece
         file.seek(position - 1)
@@ -233,7 +233,7 @@ def _text(value: object, where: str, text_key: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _parquet(source: Source) -> Iterator[Any]:
+def _parquet(source: SourceFile) -> Iterator[Any]:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -253,7 +253,7 @@ def _parquet(source: Source) -> Iterator[Any]:
             raise DataError(f"{source.path}: {' '.join(str(error).split())}") from None
 
 
-def _rows(piece: Piece, text_key: str) -> Iterator[bytes]:
+def _rows(piece: SourcePart, text_key: str) -> Iterator[bytes]:
     path = piece.source.path
     with _parquet(piece.source) as file:
         names = file.schema_arrow.names

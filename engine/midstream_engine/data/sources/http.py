@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 
 from midstream_engine.data.errors import DataError, SourceNotFoundError
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import SourceFile
 
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 6  # consecutive requests without progress
@@ -19,7 +19,7 @@ _ABSENT = (403, 404, 410)  # a bucket without permission to list answers 403
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 
 
-def describe(url: str) -> Source:
+def describe(url: str) -> SourceFile:
     """Return what the server reports about ``url``.
 
     Raises:
@@ -35,7 +35,7 @@ def describe(url: str) -> Source:
         total = response.headers.get("Content-Range", "").rpartition("/")[2]
         size = total if response.status == 206 else response.headers.get("Content-Length", "")
         name = urllib.parse.urlsplit(url).path.rpartition("/")[2]
-        return Source(url, name, int(size) if size.isdecimal() else -1, _version(response))
+        return SourceFile(url, name, int(size) if size.isdecimal() else -1, _version(response))
 
 
 def get(url: str) -> bytes:
@@ -44,11 +44,11 @@ def get(url: str) -> bytes:
     Raises:
         SourceNotFoundError: There is no such file, or it is not readable.
     """
-    with open_stream(Source(url, "", -1, "")) as file:
+    with open_stream(SourceFile(url, "", -1, "")) as file:
         return file.read()
 
 
-def open_stream(source: Source) -> io.BufferedReader:
+def open_stream(source: SourceFile) -> io.BufferedReader:
     """Open ``source`` as a stream of bytes."""
     return io.BufferedReader(_Stream(source), 1 << 18)
 
@@ -66,8 +66,8 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
     for attempt in range(ATTEMPTS):
         try:
             # Identity: byte ranges must be those of the stored file.
-            wanted = urllib.request.Request(url, headers={"Accept-Encoding": "identity", **headers}, method=method)
-            return urllib.request.urlopen(wanted, timeout=TIMEOUT)
+            request = urllib.request.Request(url, headers={"Accept-Encoding": "identity", **headers}, method=method)
+            return urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             error.close()
             if method == "HEAD" and error.code in (403, 405, 501):
@@ -89,7 +89,7 @@ def _request(url: str, headers: dict[str, str], method: str = "GET") -> http.cli
 class _Stream(io.RawIOBase):
     """HTTP stream that continues after a lost connection if the file is unchanged."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: SourceFile) -> None:
         self._source, self._position = source, 0
         self._end = source.size  # bytes of the file; -1: not known
         self._response: http.client.HTTPResponse | None = None
@@ -141,8 +141,8 @@ class _Stream(io.RawIOBase):
         if self._source.version and _version(response) not in ("", self._source.version):
             raise DataError(f"data: {self._source.path} has changed while it was read (hint: start again)")
         if self._position and response.status != 206:  # the server has no ranges: read up to the position
-            left = self._position
-            while left:
-                left -= len(response.read(min(left, 1 << 20))) or left
+            position = self._position
+            while position:
+                position -= len(response.read(min(position, 1 << 20))) or position
         if self._end < 0 and response.length is not None:  # a server that reports no size to HEAD
             self._end = self._position + response.length

@@ -9,7 +9,7 @@ from typing import Any
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.source_file import SourceFile
 
 SCHEME = "hf://"
 _SAVED = ("dataset_dict.json", "state.json")  # files of save_to_disk
@@ -25,13 +25,13 @@ def dataset_url(dataset: str, name: str | None, split: str) -> str:
     return f"{SCHEME}{urllib.parse.quote(dataset)}?{query}"
 
 
-def describe(url: str) -> Source:
+def describe(url: str) -> SourceFile:
     """Download and prepare the dataset; its version is the package's fingerprint."""
     rows = _load(url)
-    return Source(url, url, -1, rows._fingerprint, len(rows))
+    return SourceFile(url, url, -1, rows._fingerprint, len(rows))
 
 
-def texts(source: Source, text_key: str, start: int, end: int) -> Iterator[bytes]:
+def texts(source: SourceFile, text_key: str, start: int, end: int) -> Iterator[bytes]:
     """Yield the texts of rows [start, end).
 
     Raises:
@@ -53,8 +53,8 @@ def texts(source: Source, text_key: str, start: int, end: int) -> Iterator[bytes
 
 def _load(url: str) -> Any:
     dataset, _, query = url.removeprefix(SCHEME).partition("?")
-    wanted = dict(urllib.parse.parse_qsl(query))
-    dataset, split = urllib.parse.unquote(dataset), wanted["split"]
+    query_values = dict(urllib.parse.parse_qsl(query))
+    dataset, split = urllib.parse.unquote(dataset), query_values["split"]
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -64,7 +64,7 @@ def _load(url: str) -> Any:
         if any(os.path.isfile(os.path.join(directory, name)) for name in _SAVED):
             return _saved(datasets.load_from_disk(directory), dataset, split)
         here = directory if os.path.isdir(directory) else dataset
-        return datasets.load_dataset(here, wanted.get("name"), split=split)
+        return datasets.load_dataset(here, query_values.get("name"), split=split)
     except DataError:
         raise
     except Exception as error:  # noqa: BLE001 (the package raises whatever its loaders raise)
@@ -72,12 +72,12 @@ def _load(url: str) -> Any:
         raise kind(f"data.id: {dataset!r}, split {split}: {' '.join(str(error).split())}") from None
 
 
-def _saved(found: object, dataset: str, split: str) -> object:
+def _saved(value: object, dataset: str, split: str) -> object:
     """Return a split of the output of ``save_to_disk``.
 
     A single set is its training split.
     """
-    splits = found if isinstance(found, dict) else {"train": found}
+    splits = value if isinstance(value, dict) else {"train": value}
     if split not in splits:
         raise NoSplitError(f"data.id: {dataset!r} has no split {split}; it has {', '.join(splits)}")
     return splits[split]

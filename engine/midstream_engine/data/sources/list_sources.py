@@ -12,7 +12,7 @@ from midstream_core.object_store.urls import in_bucket
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.sources import bucket, formats, http, hugging_face_hub
-from midstream_engine.data.sources.source_file import Source, listed_version
+from midstream_engine.data.sources.source_file import SourceFile, listed_version
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -36,7 +36,7 @@ def expand_braces(url: str) -> list[str]:
     return [rest for choice in choices for rest in expand_braces(url[: match.start()] + choice + url[match.end() :])]
 
 
-def list_sources(urls: Sequence[str]) -> list[Source]:
+def list_sources(urls: Sequence[str]) -> list[SourceFile]:
     """Return the files of ``urls``.
 
     URLs are in order, the matches of a glob sorted by name.
@@ -44,7 +44,7 @@ def list_sources(urls: Sequence[str]) -> list[Source]:
     Raises:
         DataError: A URL matches nothing, is unreachable, or has an unknown scheme.
     """
-    sources: list[Source] = []
+    sources: list[SourceFile] = []
     for url in urls:
         if url.startswith(hugging_face_hub.SCHEME):
             sources.append(hugging_face_hub.describe(url))
@@ -56,21 +56,21 @@ def list_sources(urls: Sequence[str]) -> list[Source]:
     return sources
 
 
-def documents(sources: Sequence[Source], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
+def documents(sources: Sequence[SourceFile], *, text_key: str, max_bytes: int | None) -> Iterator[bytes]:
     """Yield the text of each document, UTF-8, up to ``max_bytes`` in total.
 
     The first document is always yielded.
     """
     total = 0
     for source in sources:
-        for text in formats.documents(formats.Piece(source), text_key):
+        for text in formats.documents(formats.SourcePart(source), text_key):
             total += len(text)
             if max_bytes is not None and total > max_bytes and total > len(text):
                 return
             yield text
 
 
-def _listed(pattern: str) -> list[Source]:
+def _listed(pattern: str) -> list[SourceFile]:
     if pattern.startswith("stdlib:"):
         return _standard_library(pattern.removeprefix("stdlib:"))
     scheme, separator, rest = pattern.partition("://")
@@ -85,7 +85,7 @@ def _listed(pattern: str) -> list[Source]:
     raise DataError(f"data: {pattern!r}: unknown scheme {scheme} (hint: a local path, gs://, s3:// or https://)")
 
 
-def _local(pattern: str) -> list[Source]:
+def _local(pattern: str) -> list[SourceFile]:
     pattern = resolved_path(pattern)
     if os.path.isfile(pattern):
         return [_file(pattern, os.path.basename(pattern))]
@@ -96,7 +96,7 @@ def _local(pattern: str) -> list[Source]:
     ]
 
 
-def _standard_library(pattern: str) -> list[Source]:
+def _standard_library(pattern: str) -> list[SourceFile]:
     root = sysconfig.get_path("stdlib")
     names = sorted(name.replace(os.sep, "/") for name in glob.glob(pattern, root_dir=root, recursive=True))
     kept = [
@@ -107,5 +107,5 @@ def _standard_library(pattern: str) -> list[Source]:
     return [_file(os.path.join(root, name), name) for name in kept if os.path.isfile(os.path.join(root, name))]
 
 
-def _file(path: str, name: str) -> Source:
-    return Source(os.path.abspath(path), name, *listed_version(os.stat(path)))
+def _file(path: str, name: str) -> SourceFile:
+    return SourceFile(os.path.abspath(path), name, *listed_version(os.stat(path)))

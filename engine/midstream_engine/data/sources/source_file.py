@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """One listed file.
 
     ``path``: absolute local path or URL. ``name`` is the same on every machine if possible.

@@ -50,8 +50,8 @@ class ProgressBar:
             parts += [f"{self.bytes / 1e9:.2f} of {self.size / 1e9:.2f} GB", f"{rate / 1e6:.1f} MB/s"]
         parts.append(f"{self.tokens / 1e6:.1f} M tokens")
         if self.size and rate:
-            left = max(0, self.size - self.bytes) / rate
-            parts.append(f"{left / 60:.0f} min left" if left > 90 else f"{left:.0f} s left")
+            seconds = max(0, self.size - self.bytes) / rate
+            parts.append(f"{seconds / 60:.0f} min left" if seconds > 90 else f"{seconds:.0f} s left")
         return ", ".join(parts)
 
     def close(self) -> None:

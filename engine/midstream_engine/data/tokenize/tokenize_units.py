@@ -58,20 +58,22 @@ class Task:
         }
 
 
-def processes_for(work: Sequence[Unit], task: Task, wanted: int) -> int:
+def processes_for(work: Sequence[Unit], task: Task, requested: int) -> int:
     """Return the number of processes; 0 means this process.
 
-    The number is ``wanted``; for 0 it is one per CPU if that is faster.
+    The number is ``requested``; for 0 it is one per CPU if that is faster.
     """
-    if wanted:
-        return min(wanted, len(work))
+    if requested:
+        return min(requested, len(work))
     size = sum(unit.size for unit in work) or _WORTH
     if len(work) < 2 or min(size, task.max_bytes or size) < _WORTH:
         return 0
     return min(len(os.sched_getaffinity(0)), len(work))
 
 
-def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
+def tokenize(
+    work: Sequence[Unit], task: Task, requested: int = 0
+) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     """Yield each unit's tokens [tokens] and document lengths (int64 [documents]).
 
     Units are in order, up to ``max_bytes``. Finished units are read, not tokenized again.
@@ -83,7 +85,7 @@ def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tup
     total = 0
     with contextlib.ExitStack() as stack:
         stack.callback(progress.close)
-        made = stack.enter_context(contextlib.closing(_made(work, task, processes_for(work, task, wanted))))
+        made = stack.enter_context(contextlib.closing(_made(work, task, processes_for(work, task, requested))))
         for unit, (record, reused) in zip(work, made, strict=True):
             tokens, lengths = _read(unit, record, task)
             progress.add(unit.size, record.tokens, reused)
@@ -104,15 +106,15 @@ def tokenize(work: Sequence[Unit], task: Task, wanted: int = 0) -> Generator[tup
 
 def _read(unit: Unit, record: Finished, task: Task) -> tuple[np.ndarray, np.ndarray]:
     dtype = units.token_dtype(task.tokenizer)
-    found = units.read(task.directory, unit.number, record, dtype)
-    if found is None:
+    result = units.read(task.directory, unit.number, record, dtype)
+    if result is None:
         log.warning("shard %d is damaged and is tokenized again", unit.number)
         units.forget(task.directory, unit.number)
         record = units.tokenize(unit, task.directory, task.tokenizer, task.text_key, task.max_bytes)
-        found = units.read(task.directory, unit.number, record, dtype)
-    if found is None:
+        result = units.read(task.directory, unit.number, record, dtype)
+    if result is None:
         raise DataError(f"{task.directory}: shard {unit.number} differs from what was written")
-    return found
+    return result
 
 
 def _made(work: Sequence[Unit], task: Task, processes: int) -> Generator[tuple[Finished, bool], None, None]:

@@ -19,8 +19,8 @@ import numpy as np
 from midstream_core import records
 from midstream_core.json_types import int_of, object_or_empty
 from midstream_engine.data.sources import formats
-from midstream_engine.data.sources.formats import Piece
-from midstream_engine.data.sources.source_file import Source
+from midstream_engine.data.sources.formats import SourcePart
+from midstream_engine.data.sources.source_file import SourceFile
 from midstream_engine.data.token_ids import first_unknown, unknown_id
 from midstream_engine.data.tokenize.tokenizer import Tokenizer
 
@@ -39,7 +39,7 @@ class Unit:
     """
 
     number: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePart, ...]
     size: int
 
     def to_json(self) -> dict[str, Any]:
@@ -49,7 +49,9 @@ class Unit:
     @classmethod
     def from_json(cls, value: Any) -> Unit:
         """Return the unit of ``to_json``."""
-        pieces = tuple(Piece(Source(**piece["source"]), piece["start"], piece["end"]) for piece in value["pieces"])
+        pieces = tuple(
+            SourcePart(SourceFile(**piece["source"]), piece["start"], piece["end"]) for piece in value["pieces"]
+        )
         return cls(value["number"], pieces, value["size"])
 
 
@@ -63,13 +65,13 @@ class Finished:
     crc32c: int  # of the tokens, then the lengths
 
 
-def cut(sources: Sequence[Source], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
+def cut(sources: Sequence[SourceFile], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
     """Divide sources into units of about ``unit_bytes`` of text, in order.
 
     Large files are divided, small ones joined.
     """
     units: list[Unit] = []
-    pieces: list[Piece] = []
+    pieces: list[SourcePart] = []
     gathered = stored = 0
 
     def close() -> None:
@@ -89,29 +91,29 @@ def cut(sources: Sequence[Source], unit_bytes: int = UNIT_BYTES) -> list[Unit]:
     return units
 
 
-def _pieces(source: Source, unit_bytes: int) -> Iterator[tuple[Piece, int, int]]:
+def _pieces(source: SourceFile, unit_bytes: int) -> Iterator[tuple[SourcePart, int, int]]:
     """Yield (piece, estimated bytes of text, stored bytes)."""
     kind, compression = formats.kind_of(source)
     size = max(source.size, 0)
     if kind == formats.DATASET:
         assert source.rows is not None
         for start in range(0, source.rows, _DATASET_ROWS):
-            yield Piece(source, start, min(start + _DATASET_ROWS, source.rows)), unit_bytes, 0
+            yield SourcePart(source, start, min(start + _DATASET_ROWS, source.rows)), unit_bytes, 0
     elif kind == formats.LINES and not compression and size > unit_bytes and not source.path.startswith("http"):
         for start in range(0, size, unit_bytes):
             stored = min(unit_bytes, size - start)
-            yield Piece(source, start, start + stored if start + stored < size else None), stored, stored
+            yield SourcePart(source, start, start + stored if start + stored < size else None), stored, stored
     elif kind == formats.ROWS and size * _COMPRESSION > unit_bytes and not source.path.startswith("http"):
         groups = formats.row_groups(source)
         total, start, gathered = max(sum(groups), 1), 0, 0
-        for number, part in enumerate(groups):
-            gathered += part
+        for number, group in enumerate(groups):
+            gathered += group
             if gathered >= unit_bytes or number == len(groups) - 1:
-                yield Piece(source, start, number + 1), gathered, size * gathered // total
+                yield SourcePart(source, start, number + 1), gathered, size * gathered // total
                 start, gathered = number + 1, 0
     else:
         times = _COMPRESSION if compression or kind == formats.ROWS else 1
-        yield Piece(source), (size if source.size >= 0 else _UNKNOWN) * times, size
+        yield SourcePart(source), (size if source.size >= 0 else _UNKNOWN) * times, size
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
@@ -178,8 +180,8 @@ def _document(unit: Unit, text_key: str, number: int) -> str:
         if number < count:
             break
         number -= count
-    part = f" of the part from {piece.start} on" if piece.start else ""
-    return f"{piece.source.path}: document {number}{part}"
+    where = f" of the part from {piece.start} on" if piece.start else ""
+    return f"{piece.source.path}: document {number}{where}"
 
 
 def _groups(texts: Iterable[bytes], limit: int | None) -> Iterator[list[bytes]]:

@@ -50,12 +50,12 @@ def from_huggingface(found: dict[str, ForeignValue]) -> tuple[LmConfig, int]:
         raise ConversionError(f"config.json: {error}") from None
 
 
-def left_out(found: dict[str, JsonValue]) -> list[str]:
+def left_out(config: dict[str, JsonValue]) -> list[str]:
     """Return a line for each setting of the training that is not carried over.
 
-    ``found``: config.json.
+    ``config``: config.json.
     """
-    rates = {name: found[name] for name in _DROPOUT if found.get(name)}
+    rates = {name: config[name] for name in _DROPOUT if config.get(name)}
     ours = [f"{_DROPOUT[name]} {rate}" for name, rate in rates.items() if _DROPOUT[name]]
     named = ", ".join(f"{name} {rate}" for name, rate in rates.items())
     return [
@@ -136,75 +136,75 @@ def _rope(rope: RopeConfig, more: dict[str, JsonValue]) -> dict[str, JsonValue]:
     }  # fmt: skip
 
 
-def _gpt2(found: dict[str, ForeignValue]) -> Gpt2Config:
-    hidden, inner = found["n_embd"], found.get("n_inner") or 4 * found["n_embd"]
+def _gpt2(config: dict[str, ForeignValue]) -> Gpt2Config:
+    hidden, inner = config["n_embd"], config.get("n_inner") or 4 * config["n_embd"]
     _refuse(inner % hidden != 0, "n_inner", inner, f"only multiples of n_embd ({hidden}) are known")
-    _refuse(not found.get("scale_attn_weights", True), "scale_attn_weights", False, "scores are always scaled")
-    _refuse(bool(found.get("add_cross_attention")), "add_cross_attention", True, "there is no encoder")
-    _refuse(not found.get("tie_word_embeddings", True), "tie_word_embeddings", False, "GPT-2's head is the embedding")
+    _refuse(not config.get("scale_attn_weights", True), "scale_attn_weights", False, "scores are always scaled")
+    _refuse(bool(config.get("add_cross_attention")), "add_cross_attention", True, "there is no encoder")
+    _refuse(not config.get("tie_word_embeddings", True), "tie_word_embeddings", False, "GPT-2's head is the embedding")
     return Gpt2Config(
-        seq_len=found["n_positions"],
+        seq_len=config["n_positions"],
         hidden_dim=hidden,
-        num_layers=found["n_layer"],
-        num_heads=found["n_head"],
+        num_layers=config["n_layer"],
+        num_heads=config["n_head"],
         mlp_scale=inner // hidden,
-        activation_function=_activation(found.get("activation_function", "gelu_new")),
-        layer_norm_epsilon=found.get("layer_norm_epsilon", 1e-5),
-        initializer_range=found.get("initializer_range", 0.02),
-        scale_attn_by_inverse_layer_idx=found.get("scale_attn_by_inverse_layer_idx", False),
+        activation_function=_activation(config.get("activation_function", "gelu_new")),
+        layer_norm_epsilon=config.get("layer_norm_epsilon", 1e-5),
+        initializer_range=config.get("initializer_range", 0.02),
+        scale_attn_by_inverse_layer_idx=config.get("scale_attn_by_inverse_layer_idx", False),
     )
 
 
-def _llama(found: dict[str, ForeignValue]) -> LlamaConfig:
-    _refuse(found.get("pretraining_tp", 1) != 1, "pretraining_tp", found.get("pretraining_tp"), "only 1 is known")
-    heads, hidden = found["num_attention_heads"], found["hidden_size"]
-    head, (rope, part) = found.get("head_dim"), _rope_from(found, 10_000.0)
+def _llama(config: dict[str, ForeignValue]) -> LlamaConfig:
+    _refuse(config.get("pretraining_tp", 1) != 1, "pretraining_tp", config.get("pretraining_tp"), "only 1 is known")
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    head, (rope, part) = config.get("head_dim"), _rope_from(config, 10_000.0)
     _refuse(part not in (None, 1), "partial_rotary_factor", part, "all of a head is rotated")
     return LlamaConfig(
-        seq_len=found["max_position_embeddings"],
+        seq_len=config["max_position_embeddings"],
         hidden_dim=hidden,
-        intermediate_dim=found["intermediate_size"],
-        num_layers=found["num_hidden_layers"],
+        intermediate_dim=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
         num_heads=heads,
-        num_kv_heads=found.get("num_key_value_heads") or heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=None if head is None or head * heads == hidden else head,
-        activation_function=_activation(found.get("hidden_act", "silu")),
-        layer_norm_epsilon=found.get("rms_norm_eps", 1e-6),
-        initializer_range=found.get("initializer_range", 0.02),
+        activation_function=_activation(config.get("hidden_act", "silu")),
+        layer_norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        initializer_range=config.get("initializer_range", 0.02),
         rope=rope,
-        tie_word_embeddings=found.get("tie_word_embeddings", False),
-        attention_bias=found.get("attention_bias", False),
-        mlp_bias=found.get("mlp_bias", False),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        attention_bias=config.get("attention_bias", False),
+        mlp_bias=config.get("mlp_bias", False),
     )
 
 
-def _neox(found: dict[str, ForeignValue]) -> NeoxConfig:
-    rope, part = _rope_from(found, found.get("rotary_emb_base", 10_000.0))
+def _neox(config: dict[str, ForeignValue]) -> NeoxConfig:
+    rope, part = _rope_from(config, config.get("rotary_emb_base", 10_000.0))
     return NeoxConfig(
-        seq_len=found["max_position_embeddings"],
-        hidden_dim=found["hidden_size"],
-        intermediate_dim=found["intermediate_size"],
-        num_layers=found["num_hidden_layers"],
-        num_heads=found["num_attention_heads"],
-        activation_function=_activation(found.get("hidden_act", "gelu")),
-        layer_norm_epsilon=found.get("layer_norm_eps", 1e-5),
-        initializer_range=found.get("initializer_range", 0.02),
+        seq_len=config["max_position_embeddings"],
+        hidden_dim=config["hidden_size"],
+        intermediate_dim=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        activation_function=_activation(config.get("hidden_act", "gelu")),
+        layer_norm_epsilon=config.get("layer_norm_eps", 1e-5),
+        initializer_range=config.get("initializer_range", 0.02),
         rope=rope,
-        rotary_pct=found.get("rotary_pct", 0.25) if part is None else part,
-        use_parallel_residual=found.get("use_parallel_residual", True),
-        attention_bias=found.get("attention_bias", True),
-        tie_word_embeddings=found.get("tie_word_embeddings", False),
+        rotary_pct=config.get("rotary_pct", 0.25) if part is None else part,
+        use_parallel_residual=config.get("use_parallel_residual", True),
+        attention_bias=config.get("attention_bias", True),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
     )
 
 
-def _rope_from(found: dict[str, ForeignValue], theta: float) -> tuple[RopeConfig, float | None]:
+def _rope_from(config: dict[str, ForeignValue], theta: float) -> tuple[RopeConfig, float | None]:
     """Return rotary positions, and a head's rotated part.
 
     The part is there if ``rope_parameters`` has it.
     """
-    scaling = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    theta = float(scaling.get("rope_theta") or found.get("rope_theta") or theta)
+    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or theta)
     part = scaling.get("partial_rotary_factor")
     match kind:
         case "default":

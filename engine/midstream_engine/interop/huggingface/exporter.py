@@ -39,7 +39,7 @@ from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.huggingface.configuration import to_huggingface
-from midstream_engine.interop.huggingface.names import PREFIX, Rule, rules_of, unpadded
+from midstream_engine.interop.huggingface.names import PREFIX, TensorRule, rules_of, unpadded
 from midstream_engine.interop.tensor_files import Outgoing, write_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, copy_files, files_at
 
@@ -141,7 +141,9 @@ def _outgoing(
         box = tuple((0, size) for size in real)
         for layer in range(entry.shape[0] if rule.stacked else 1):
 
-            def make(rule: Rule = rule, array: HostArray = array, box: Box = box, layer: int = layer) -> np.ndarray:
+            def make(
+                rule: TensorRule = rule, array: HostArray = array, box: Box = box, layer: int = layer
+            ) -> np.ndarray:
                 if not rule.stacked:
                     return rule.form.theirs(array.part(box))
                 return rule.form.theirs(array.part(((layer, layer + 1), *box))[0])

@@ -17,7 +17,7 @@ import yaml
 
 from midstream_core.json_types import JsonValue
 from midstream_core.precision import Precision
-from midstream_core.records import Manifest, RunPaths, checkpoint_name
+from midstream_core.records import Manifest, checkpoint_name
 from midstream_engine.checkpoint.boxes import Box, extent, full_box, within
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.checkpoint.saving.checkpoint_writer import train_document, write
@@ -28,10 +28,10 @@ from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import checked
-from midstream_engine.interop.foreign_run import state_arrays
+from midstream_engine.interop.foreign_run import ImportedRunPaths, state_arrays
 from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.huggingface.configuration import from_huggingface, left_out
-from midstream_engine.interop.huggingface.names import CONSTANTS, PREFIX, Rule, rules_of, tied_head, unpadded
+from midstream_engine.interop.huggingface.names import CONSTANTS, PREFIX, TensorRule, rules_of, tied_head, unpadded
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.interop.tokenizer_files import FOLDER, carry, copy_files, files_at
 
@@ -44,7 +44,7 @@ class _Converted(HostArray):
     """An array of ours whose contents are made from Hugging Face's tensors on demand."""
 
     sources: Sequence[np.ndarray] = ()  # one a layer, or one
-    rule: Rule | None = None  # None: zeros
+    rule: TensorRule | None = None  # None: zeros
     vocab_size: int = 0
     rounds: bool = False  # whether numbers may be rounded to the dtype
 
@@ -68,8 +68,8 @@ class _Converted(HostArray):
         present = tuple((min(start, size), min(stop, size)) for (start, stop), size in zip(box, real, strict=True))
         if present != box:
             result[...] = 0  # the rows that pad the vocabulary
-        part = view[tuple(slice(*part) for part in present)]
-        result[within(present, box)] = checked(self.name, part, numpy_dtype(self.dtype), rounds=self.rounds)
+        region = view[tuple(slice(*limits) for limits in present)]
+        result[within(present, box)] = checked(self.name, region, numpy_dtype(self.dtype), rounds=self.rounds)
 
 
 def import_model(source: str, directory: str, final: str, parameters: str | None = None) -> tuple[Manifest, list[str]]:
@@ -112,7 +112,7 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
         "time": time.time(), "config": config.resolved(), "converted_from": "huggingface",
         "huggingface": found, "vocab_size": vocab_size,
     }  # fmt: skip
-    paths = _Folder(directory, os.path.basename(final) or "converted")
+    paths = ImportedRunPaths(directory, os.path.basename(final) or "converted")
     target = paths.checkpoint(checkpoint_name(0, 0))
     os.makedirs(paths.checkpoints)
     written = write(target, arrays, train_document(state, provenance, None))
@@ -128,29 +128,20 @@ def described(source: str) -> tuple[dict[str, ForeignValue], LmConfig, int]:
 
     ``source``: a model directory.
     """
-    found = _read_json(os.path.join(source, "config.json"))
-    model, vocab_size = from_huggingface(found)
+    config = _read_json(os.path.join(source, "config.json"))
+    model, vocab_size = from_huggingface(config)
     # The embedding has this many rows, whatever the size of the tokenizer.
-    return found, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
+    return config, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
-def not_imported(source: str, found: dict[str, JsonValue]) -> list[str]:
+def not_imported(source: str, config: dict[str, JsonValue]) -> list[str]:
     """Return a line for each part of a training that is not imported.
 
-    ``found``: its config.json.
+    ``config``: its config.json.
     """
     names = [name for name in _OF_A_TRAINING if os.path.exists(os.path.join(source, name))]
     lines = [f"{', '.join(names)}: not imported: the model begins at step 0 with a new optimizer"] if names else []
-    return [*lines, *left_out(found)]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Folder(RunPaths):
-    """A run's layout in a directory without a root."""
-
-    @property
-    def dir(self) -> str:
-        return self.root
+    return [*lines, *left_out(config)]
 
 
 def converted(
@@ -189,7 +180,7 @@ def converted(
             if tensors[one].shape != expected:
                 raise ConversionError(f"{one} has shape {tensors[one].shape}, config.json calls for {expected}")
         used.update(names)
-        sources = [tensors[one] for one in names]
+        sources = [tensors[name] for name in names]
         arrays.append(
             _Converted(name, array.axes, array.shape, array.dtype, [], None, sources, rule, vocab_size, rounds)
         )

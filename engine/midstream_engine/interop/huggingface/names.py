@@ -16,7 +16,7 @@ PREFIX = "model/"  # of the names of the parameters in a checkpoint
 
 
 @dataclass(frozen=True)
-class Form:
+class TensorForm:
     """Hugging Face's layout of an array of ours (of one layer, if it is stacked).
 
     Arrays are views if numpy can make them.
@@ -27,39 +27,39 @@ class Form:
     theirs: Callable[[np.ndarray], np.ndarray]  # the way back
 
 
-def _linear(inputs: int) -> Form:
+def _linear(inputs: int) -> TensorForm:
     """Return the form of a linear layer with ``inputs`` axes of input.
 
     Its layout is [out, in] for theirs, [in..., out...] for ours.
     """
-    return Form(
+    return TensorForm(
         lambda shape: (math.prod(shape[inputs:]), math.prod(shape[:inputs])),
         lambda array, shape: array.T.reshape(shape),
         lambda array: array.reshape(math.prod(array.shape[:inputs]), -1).T,
     )
 
 
-def _conv1d(inputs: int) -> Form:
+def _conv1d(inputs: int) -> TensorForm:
     """Return the layout [in, out] of theirs (GPT-2's Conv1D), [in..., out...] of ours."""
-    return Form(
+    return TensorForm(
         lambda shape: (math.prod(shape[:inputs]), math.prod(shape[inputs:])),
         lambda array, shape: array.reshape(shape),
         lambda array: array.reshape(math.prod(array.shape[:inputs]), -1),
     )
 
 
-_VECTOR = Form(
+_VECTOR = TensorForm(
     lambda shape: (math.prod(shape),), lambda array, shape: array.reshape(shape), lambda array: array.reshape(-1)
 )
-_TABLE = Form(lambda shape: shape, lambda array, _: array, lambda array: array)
+_TABLE = TensorForm(lambda shape: shape, lambda array, _: array, lambda array: array)
 
 # NeoX has query, key, value of a head together: [heads * 3 * head_size, embed]; ours [embed, 3, heads, head_size].
-_QKV_WEIGHT = Form(
+_QKV_WEIGHT = TensorForm(
     lambda shape: (math.prod(shape[1:]), shape[0]),
     lambda array, shape: array.reshape(shape[2], 3, shape[3], shape[0]).transpose(3, 1, 0, 2),
     lambda array: array.transpose(2, 1, 3, 0).reshape(-1, array.shape[0]),
 )
-_QKV_BIAS = Form(
+_QKV_BIAS = TensorForm(
     lambda shape: (math.prod(shape),),
     lambda array, shape: array.reshape(shape[1], 3, shape[2]).transpose(1, 0, 2),
     lambda array: array.transpose(1, 0, 2).reshape(-1),
@@ -67,7 +67,7 @@ _QKV_BIAS = Form(
 
 
 @dataclass(frozen=True)
-class Rule:
+class TensorRule:
     """Our array ``model/<ours>`` and Hugging Face's tensor.
 
     ``{}`` in the tensor's name is the layer of a stacked array.
@@ -75,7 +75,7 @@ class Rule:
 
     ours: str
     theirs: str
-    form: Form
+    form: TensorForm
 
     @property
     def stacked(self) -> bool:
@@ -83,20 +83,22 @@ class Rule:
         return "{}" in self.theirs
 
 
-def _both(ours: str, theirs: str, form: Form, bias: bool = True, bias_form: Form = _VECTOR) -> list[Rule]:
+def _both(
+    ours: str, theirs: str, form: TensorForm, bias: bool = True, bias_form: TensorForm = _VECTOR
+) -> list[TensorRule]:
     """Return the rules of a weight and its bias, if it has one."""
-    rules = [Rule(f"{ours}/weight", f"{theirs}.weight", form)]
-    return [*rules, Rule(f"{ours}/bias", f"{theirs}.bias", bias_form)] if bias else rules
+    rules = [TensorRule(f"{ours}/weight", f"{theirs}.weight", form)]
+    return [*rules, TensorRule(f"{ours}/bias", f"{theirs}.bias", bias_form)] if bias else rules
 
 
-def rules_of(config: LmConfig) -> list[Rule]:
+def rules_of(config: LmConfig) -> list[TensorRule]:
     """Return the rules of a model's arrays, in the order of Hugging Face's files."""
     match config:
         case Gpt2Config():
             layer, ours = "transformer.h.{}.", "blocks/stacked/"
             return [
-                Rule("token_embeddings/weight", "transformer.wte.weight", _TABLE),
-                Rule("position_embeddings/weight", "transformer.wpe.weight", _TABLE),
+                TensorRule("token_embeddings/weight", "transformer.wte.weight", _TABLE),
+                TensorRule("position_embeddings/weight", "transformer.wpe.weight", _TABLE),
                 *_both(f"{ours}ln_1", f"{layer}ln_1", _VECTOR),
                 *_both(f"{ours}attn/qkv", f"{layer}attn.c_attn", _conv1d(1)),
                 *_both(f"{ours}attn/proj", f"{layer}attn.c_proj", _conv1d(2)),
@@ -109,7 +111,7 @@ def rules_of(config: LmConfig) -> list[Rule]:
             layer, ours = "model.layers.{}.", "blocks/stacked/"
             attention, mlp = config.has_attention_bias, config.has_mlp_bias
             return [
-                Rule("token_embeddings/weight", "model.embed_tokens.weight", _TABLE),
+                TensorRule("token_embeddings/weight", "model.embed_tokens.weight", _TABLE),
                 *_both(f"{ours}input_layernorm", f"{layer}input_layernorm", _VECTOR, False),
                 *_both(f"{ours}self_attn/q_proj", f"{layer}self_attn.q_proj", _linear(1), attention),
                 *_both(f"{ours}self_attn/k_proj", f"{layer}self_attn.k_proj", _linear(1), attention),
@@ -126,7 +128,7 @@ def rules_of(config: LmConfig) -> list[Rule]:
             layer, ours = "gpt_neox.layers.{}.", "blocks/stacked/"
             bias = config.attention_bias
             return [
-                Rule("token_embeddings/weight", "gpt_neox.embed_in.weight", _TABLE),
+                TensorRule("token_embeddings/weight", "gpt_neox.embed_in.weight", _TABLE),
                 *_both(f"{ours}input_layernorm", f"{layer}input_layernorm", _VECTOR),
                 *_both(f"{ours}post_attention_layernorm", f"{layer}post_attention_layernorm", _VECTOR),
                 *_both(f"{ours}attention/qkv", f"{layer}attention.query_key_value", _QKV_WEIGHT, bias, _QKV_BIAS),

@@ -29,7 +29,7 @@ _SECOND_MOMENT = re.compile(r"^opt_state/.*/nu/")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredArray:
     """An array of the checkpoint that is not in memory."""
 
     name: str
@@ -52,8 +52,8 @@ class Stored:
             ConversionError: The array cannot be read, or has values that no training state has.
         """
         try:
-            part = self.store if layer is None else self.store[layer]
-            values = np.asarray(part.read().result())
+            stored = self.store if layer is None else self.store[layer]
+            values = np.asarray(stored.read().result())
         except ValueError as error:
             raise ConversionError(f"{self.name}: cannot be read: {_line(error)}") from None
         _check_values(self.name, values)
@@ -115,15 +115,15 @@ def read_metadata(directory: str) -> dict[str, ForeignValue]:
     path = os.path.join(directory, METADATA)
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            metadata = json.load(file)
     except ValueError as error:
         raise ConversionError(f"{path}: not JSON, perhaps truncated ({_line(error)})") from None
-    if not isinstance(found, dict) or "step" not in found:
+    if not isinstance(metadata, dict) or "step" not in metadata:
         raise ConversionError(f"{path}: has no step")
-    return found
+    return metadata
 
 
-def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
+def open_arrays(directory: str) -> tuple[str, dict[str, StoredArray]]:
     """Return the format, and every array by name.
 
     Raises:
@@ -153,7 +153,9 @@ def open_arrays(directory: str) -> tuple[str, dict[str, Stored]]:
     if not specs:
         raise ConversionError(f"{directory}: holds no arrays")
     try:
-        return kind, {name: Stored(name, ts.open(spec, read=True).result()) for name, spec in sorted(specs.items())}
+        return kind, {
+            name: StoredArray(name, ts.open(spec, read=True).result()) for name, spec in sorted(specs.items())
+        }
     except ValueError as error:
         raise ConversionError(f"{directory}: an array cannot be opened: {_line(error)}") from None
 

@@ -50,7 +50,7 @@ def read_config(directory: str, given: str | None) -> tuple[dict[str, ForeignVal
         ConversionError: There is none.
     """
     candidates = [given] if given else [os.path.join(directory, place) for place in _PLACES]
-    path = next((one for one in candidates if os.path.isfile(one)), None)
+    path = next((path for path in candidates if os.path.isfile(path)), None)
     if path is None:
         raise ConversionError(
             f"{given or directory}: the run's configuration is missing (hint: name its YAML with --config)"
@@ -67,42 +67,42 @@ def read_config(directory: str, given: str | None) -> tuple[dict[str, ForeignVal
 def config_beside(path: str) -> str | None:
     """Return the configuration in a run's directory, or above it; None without one."""
     candidates = [os.path.join(path, place) for place in _PLACES[:3]]
-    return next((one for one in candidates if os.path.isfile(one)), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def translate(
-    found: dict[str, ForeignValue], rows: int, notes: list[str], *, ordered: bool, rules: str
+    config: dict[str, ForeignValue], rows: int, notes: list[str], *, ordered: bool, rules: str
 ) -> dict[str, ForeignValue]:
     """Return our mapping.
 
     Args:
-        found: Levanter's configuration.
+        config: Levanter's configuration.
         rows: Rows of the embedding.
         notes: Gets a line for each key without a counterpart, and for each choice.
         ordered: The data and its order are imported separately.
-        rules: Rules of the learning-rate schedule of the release that wrote the checkpoint, unless ``found`` has
+        rules: Rules of the learning-rate schedule of the release that wrote the checkpoint, unless ``config`` has
             ``optimizer.schedule_rules``.
 
     Raises:
         ConversionError: A value is not supported.
     """
-    model = dict(found.get("model") or {})
+    model = dict(config.get("model") or {})
     kind = model.get("type", "llama")
     if kind not in _MODELS:
         raise ConversionError(f"model.type: {kind!r} is not read; gpt2 and llama are")
     if "max_seq_len" in model:
         model["seq_len"] = model.pop("max_seq_len")
-    optimizer = dict(found.get("optimizer") or {})
+    optimizer = dict(config.get("optimizer") or {})
     if optimizer.get("type", "adam") not in MOMENTS:
         raise ConversionError(f"optimizer.type: {optimizer['type']!r} is not read; {', '.join(MOMENTS)} are")
     defaults = dict(_OPTIMIZER)
     if optimizer.get("type") == "muon":
         defaults |= {"weight_decay": 0.0, "coefficient_type": "simple" if rules == LEVANTER_1_2 else "quintic"}
-    notes += _default_notes(found)
+    notes += _default_notes(config)
     if never_skips(optimizer):
         notes.append("optimizer.skip_bad_steps: 1 is what Levanter makes of true: a window of one update skips none")
         optimizer["skip_bad_steps"] = False
-    data = dict(found.get("data") or {})
+    data = dict(config.get("data") or {})
     tokenizer = str(data.get("tokenizer") or "")
     local = os.path.exists(os.path.expanduser(tokenizer)) and tokenizer != ""
     if tokenizer and not local and not ordered:
@@ -113,18 +113,18 @@ def translate(
     ignored = data.get("ignore_token_id")
     if ignored is not None and ignored >= 0:
         kept["ignore_token_id"] = ignored
-    left = {key: item for key, item in data.items() if key not in (*kept, "tokenizer", "ignore_token_id")}
+    others = {key: item for key, item in data.items() if key not in (*kept, "tokenizer", "ignore_token_id")}
     if ordered:
-        for key in sorted(left.keys() - USED):
-            notes += _left_out(f"data.{key}", left[key])
-    elif dropped := [f"data.{key}" for key in sorted(left) if not _is_neutral(f"data.{key}", left[key])]:
+        for key in sorted(others.keys() - USED):
+            notes += _left_out(f"data.{key}", others[key])
+    elif dropped := [f"data.{key}" for key in sorted(others) if not _is_neutral(f"data.{key}", others[key])]:
         notes.append(f"{', '.join(dropped)}: not carried over; neither is the order of the data")
     mapping: dict[str, ForeignValue] = {
-        **{key: item for key, item in found.items() if key not in ("data_seed", "train_seq_len")},
+        **{key: item for key, item in config.items() if key not in ("data_seed", "train_seq_len")},
         "data": {"tokenizer": tokenizer if local else f"ids:{rows}", **kept},
         "model": {"type": kind, **_MODELS[kind], **model, "pad_vocab_to_multiple": rows},
         "optimizer": {**defaults, "schedule_rules": rules, **optimizer},
-        "trainer": _with_products({**_TRAINER, **dict(found.get("trainer") or {})}, notes),
+        "trainer": _with_products({**_TRAINER, **dict(config.get("trainer") or {})}, notes),
     }
     for name in _OF_THE_START:
         _remove(mapping, name)
@@ -133,22 +133,22 @@ def translate(
     return resolved
 
 
-def _default_notes(found: JsonObject) -> list[str]:
+def _default_notes(config: JsonObject) -> list[str]:
     """Return a line on values of the schedule that are Levanter's defaults.
 
     A configuration that was cut short ends anywhere, and is YAML nevertheless.
     """
-    wanted = {
+    defaults = {
         "optimizer": {"learning_rate": _OPTIMIZER["learning_rate"]},
         "trainer": {key: _TRAINER[key] for key in ("train_batch_size", "num_train_steps")},
     }
-    left = [
+    lines = [
         f"{section}.{key} {value:g}"
-        for section, values in wanted.items()
+        for section, values in defaults.items()
         for key, value in values.items()
-        if key not in (found.get(section) or {})
+        if key not in (config.get(section) or {})
     ]
-    return [f"{', '.join(left)}: Levanter's defaults, as the configuration has no value"] if left else []
+    return [f"{', '.join(lines)}: Levanter's defaults, as the configuration has no value"] if lines else []
 
 
 def _with_products(trainer: dict[str, ForeignValue], notes: list[str]) -> dict[str, JsonValue]:

@@ -46,9 +46,9 @@ class Data:
     eos: int | None
 
 
-def names_data(found: ForeignConfig) -> bool:
+def names_data(config: ForeignConfig) -> bool:
     """Return whether a configuration names its data."""
-    data = found.get("data") or {}
+    data = config.get("data") or {}
     texts = ("components", "configs", "train_urls", "id")
     if any(data.get(key) for key in texts):
         return True
@@ -58,12 +58,12 @@ def names_data(found: ForeignConfig) -> bool:
 
 
 def read_data(
-    found: ForeignConfig, near: Sequence[str], given: Sequence[str], trainer: TrainerConfig, seed: int
+    config: ForeignConfig, near: Sequence[str], given: Sequence[str], trainer: TrainerConfig, seed: int
 ) -> Data:
-    """Open the data of the configuration ``found``.
+    """Open the data of the configuration ``config``.
 
     Args:
-        found: Levanter's configuration.
+        config: Levanter's configuration.
         near: Directories to which its paths may be relative.
         given: Present paths of the caches, instead of those of the configuration.
         trainer: Our trainer configuration.
@@ -72,7 +72,7 @@ def read_data(
     Raises:
         ConversionError: A cache is missing, or the order is unknown.
     """
-    data = dict(found.get("data") or {})
+    data = dict(config.get("data") or {})
     for key in _REFUSED:
         if data.get(key) is not None:
             raise ConversionError(f"data.{key}: which samples that leaves is not carried over; use --without-data")
@@ -91,9 +91,9 @@ def read_data(
         caches = {name: open_cache(_resolved(place, near)) for name, place in zip(names, places, strict=True)}
     except DataError as error:
         raise ConversionError(f"{error} (hint: --data names its path, --without-data skips it)") from None
-    key = threefry.seeded(seed if found.get("data_seed") is None else int(found["data_seed"]))
+    key = threefry.seeded(seed if config.get("data_seed") is None else int(config["data_seed"]))
     order = {
-        "key": (key if found.get("data_seed") is not None else threefry.split(key, 4)[0]).tolist(),
+        "key": (key if config.get("data_seed") is not None else threefry.split(key, 4)[0]).tolist(),
         "shuffle": _shuffle(data, new),
         "mixture": _mixture(names, weights, int(data.get("mixture_block_size", _BLOCK))) if datasets else None,
     }
@@ -107,10 +107,11 @@ def _stages(
     if isinstance(weights, list):
         batches = trainer.batch_schedule()
         return [
-            (batches.first_sample(int(step)), {key: float(one) for key, one in held.items()}) for step, held in weights
+            (batches.first_sample(int(step)), {key: float(weight) for key, weight in held.items()})
+            for step, held in weights
         ]
     held = weights if weights else dict.fromkeys(datasets, 1.0)
-    return [(0, {str(key): float(one) for key, one in held.items()})]
+    return [(0, {str(key): float(weight) for key, weight in held.items()})]
 
 
 def _mixture(
@@ -163,10 +164,15 @@ def _resolved(place: str, near: Sequence[str]) -> str:
     if in_bucket(place):
         return place
     place = os.path.expanduser(place)
-    candidates = [os.path.normpath(os.path.join(one, place)) for one in near]
+    candidates = [os.path.normpath(os.path.join(folder, place)) for folder in near]
     ends = ("", "train")
     return next(
-        (one for one in candidates if any(os.path.exists(os.path.join(one, end, INDEX)) for end in ends)), place
+        (
+            candidate
+            for candidate in candidates
+            if any(os.path.exists(os.path.join(candidate, end, INDEX)) for end in ends)
+        ),
+        place,
     )
 
 
@@ -176,9 +182,9 @@ def _eos(data: ForeignConfig, caches: Sequence[LevanterCache], near: Sequence[st
         return None
     folder = os.path.expanduser(str(data.get("tokenizer") or ""))
     for one in near:
-        found = _eos_of(os.path.join(one, folder))
-        if found is not None:
-            return found
+        token = _eos_of(os.path.join(one, folder))
+        if token is not None:
+            return token
     ends = {cache.end_token() for cache in caches}
     if len(ends) != 1 or None in ends:
         raise ConversionError(
@@ -198,7 +204,7 @@ def _eos_of(folder: str) -> int | None:
     except (OSError, ValueError, AttributeError):
         return None
     text = token.get("content") if isinstance(token, dict) else token
-    added = {one["content"]: one["id"] for one in tokenizer.get("added_tokens", [])}
+    added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
     found = added.get(text, vocabulary.get(text) if isinstance(vocabulary, dict) else None)
     return int(found) if found is not None else None

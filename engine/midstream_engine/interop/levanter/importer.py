@@ -20,7 +20,7 @@ from midstream_engine.data.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
 from midstream_engine.interop.imported_array import ImportedArray, Piece
-from midstream_engine.interop.levanter.arrays import ZARR2, Stored, find, open_arrays, read_metadata
+from midstream_engine.interop.levanter.arrays import ZARR2, StoredArray, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import config_beside, read_config, translate
 from midstream_engine.interop.levanter.data import Data, names_data, read_data
 from midstream_engine.interop.levanter.optimizer_state import (
@@ -43,7 +43,7 @@ _AVERAGE = "model_averaging/model/"
 
 
 @dataclass(frozen=True)
-class Rule:
+class ArrayRule:
     """The source of one of our arrays, and the function from theirs to ours.
 
     The function maps a layer of theirs, or all of it.
@@ -115,11 +115,11 @@ def open_levanter(
     skip_step = skip_step_arrays(directory, found, wanted, counts)
     if skip_step or never_skips(levanter.get("optimizer") or {}):
         used |= skip_step_names(found)
-    left = sorted(found.keys() - used)
+    unused = sorted(found.keys() - used)
     problems = [
         f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
         for what, names in (
-            ("unused", left),
+            ("unused", unused),
             ("missing", sorted(matched.missing)),
             ("misshapen", sorted(matched.misshapen)),
         )
@@ -174,15 +174,15 @@ class _Matched:
 
 
 def _match(
-    model: LmConfig, wanted: Mapping[str, LogicalArray], found: Mapping[str, Stored], places: Mapping[str, str]
+    model: LmConfig, arrays: Mapping[str, LogicalArray], found: Mapping[str, StoredArray], places: Mapping[str, str]
 ) -> _Matched:
     """Find the source of each array of model, average and moments.
 
     ``places``: prefix of our names -> of theirs.
     """
     matched = _Matched()
-    for name, array in wanted.items():
-        prefix = next((one for one in places if name.startswith(one)), None)
+    for name, array in arrays.items():
+        prefix = next((place for place in places if name.startswith(place)), None)
         if prefix is None:
             continue
         rule = _rule(model, name.removeprefix(prefix))
@@ -225,15 +225,15 @@ def _remarks() -> list[str]:
 
 
 def _sound() -> None:
-    """Do nothing: `Stored.read` has checked the values, and no array has a checksum."""
+    """Do nothing: `StoredArray.read` has checked the values; there are no checksums."""
 
 
-def _read(stored: Stored, stacked: bool, plane: int) -> np.ndarray:
+def _read(stored: StoredArray, stacked: bool, plane: int) -> np.ndarray:
     """Read a layer of a stacked array, or all of an array."""
     return stored.read(plane if stacked else None)
 
 
-def _pieces(rule: Rule, stacked: bool, shape: tuple[int, ...], plane: int, read: np.ndarray) -> list[Piece]:
+def _pieces(rule: ArrayRule, stacked: bool, shape: tuple[int, ...], plane: int, read: np.ndarray) -> list[Piece]:
     inner = shape[1:] if stacked else shape
     ours = rule.turn(read, inner)
     return [(((plane, plane + 1), *full_box(inner)), ours[None]) if stacked else (full_box(shape), ours)]
@@ -254,7 +254,7 @@ def _output(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.moveaxis(array, 0, -1).reshape(shape)
 
 
-def _rule(model: LmConfig, ours: str) -> Rule:
+def _rule(model: LmConfig, ours: str) -> ArrayRule:
     llama = isinstance(model, LlamaConfig)
     layers = "transformer/layers/stacked/" if llama else "transformer/blocks/stacked/"
     names = {
@@ -271,5 +271,5 @@ def _rule(model: LmConfig, ours: str) -> Rule:
                                 ("mlp/down", "mlp/c_proj")):  # fmt: skip
                 theirs = theirs.replace(mine, yours)
     if not llama or not ours.endswith("/weight") or "norm" in ours or "embeddings" in ours:
-        return Rule(theirs, (lambda array, shape: array.reshape(shape)) if ours.endswith("/bias") else _same)
-    return Rule(theirs, _output if "o_proj" in ours or "down_proj" in ours or "lm_head" in ours else _turned)
+        return ArrayRule(theirs, (lambda array, shape: array.reshape(shape)) if ours.endswith("/bias") else _same)
+    return ArrayRule(theirs, _output if "o_proj" in ours or "down_proj" in ours or "lm_head" in ours else _turned)

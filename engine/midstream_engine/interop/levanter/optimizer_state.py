@@ -15,7 +15,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import constant
 from midstream_engine.interop.foreign_values import ForeignConfig
 from midstream_engine.interop.imported_array import ImportedArray
-from midstream_engine.interop.levanter.arrays import Stored
+from midstream_engine.interop.levanter.arrays import StoredArray
 from midstream_engine.optim import update_clipping
 from midstream_engine.optim.muon import MUON
 from midstream_engine.optim.skip_step import SKIP
@@ -37,13 +37,13 @@ MOMENTS = {
 _MOMENTUM = f"{ROOT}inner_state/inner_states/muon/inner_state/0/momentum_buffer/"
 
 
-def moments_place(directory: str, found: Mapping[str, Stored]) -> str:
+def moments_place(directory: str, stored: Mapping[str, StoredArray]) -> str:
     """Return the path of the part of the chain that has moments.
 
     Raises:
         ConversionError: There is none, or more than one.
     """
-    places = sorted({name.split("/mu/")[0] + "/" for name in found if name.startswith(ROOT) and "/mu/" in name})
+    places = sorted({name.split("/mu/")[0] + "/" for name in stored if name.startswith(ROOT) and "/mu/" in name})
     if len(places) != 1:
         raise ConversionError(f"{directory}: the optimizer's moments are expected in one part, found in {places}")
     return places[0]
@@ -75,7 +75,7 @@ def is_count(name: str) -> bool:
     return name.startswith(ROOT) and (name.endswith("/count") or name.startswith(_RATES))
 
 
-def read_counts(directory: str, found: Mapping[str, Stored], clip: str | None) -> Counts:
+def read_counts(directory: str, stored: Mapping[str, StoredArray], clip: str | None) -> Counts:
     """Return the numbers of updates done.
 
     ``clip``: that of ``clip_place``, whose count is another.
@@ -83,15 +83,15 @@ def read_counts(directory: str, found: Mapping[str, Stored], clip: str | None) -
     Raises:
         ConversionError: Counts differ that are equal in every checkpoint of Levanter's.
     """
-    if "step" not in found or "training_key" not in found:
+    if "step" not in stored or "training_key" not in stored:
         raise ConversionError(f"{directory}: has no step or no training_key")
-    counts = {name: int(found[name].read()) for name in found if is_count(name) and name.endswith("/count")}
+    counts = {name: int(stored[name].read()) for name in stored if is_count(name) and name.endswith("/count")}
     counts.pop(f"{clip}count", None)
     of_schedule = {name: count for name, count in counts.items() if name == f"{ROOT}count" or _of_rate(name)}
-    steps = of_schedule["step"] = int(found["step"].read())
+    steps = of_schedule["step"] = int(stored["step"].read())
     of_updates = {name: count for name, count in counts.items() if name not in of_schedule}
     taken = next(iter(of_updates.values()), steps)
-    skips = f"{_SKIP}count" in found
+    skips = f"{_SKIP}count" in stored
     if set(of_schedule.values()) != {steps} or not set(of_updates.values()) <= {taken}:
         raise ConversionError(f"{directory}: its counts differ: {of_schedule | of_updates}")
     if taken > steps or (taken < steps and not skips):
@@ -111,13 +111,13 @@ def never_skips(optimizer: ForeignConfig) -> bool:
     return optimizer.get("skip_bad_steps") == 1 and optimizer["skip_bad_steps"] is not True
 
 
-def skip_step_names(found: Mapping[str, Stored]) -> set[str]:
+def skip_step_names(stored: Mapping[str, StoredArray]) -> set[str]:
     """Return the names of the arrays of SkipStep's window."""
-    return {name for name in found if name.startswith(_SKIP)}
+    return {name for name in stored if name.startswith(_SKIP)}
 
 
 def skip_step_arrays(
-    directory: str, found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray], counts: Counts
+    directory: str, stored: Mapping[str, StoredArray], wanted: Mapping[str, LogicalArray], counts: Counts
 ) -> list[ImportedArray]:
     """Return SkipStep's window, the number seen, and the number skipped.
 
@@ -131,7 +131,7 @@ def skip_step_arrays(
     """
     if f"{_OURS}seen" not in wanted:
         return []
-    arrays = {name: found.get(f"{_SKIP}{name}") for name in ("losses", "grad_norms", "count", "current_idx")}
+    arrays = {name: stored.get(f"{_SKIP}{name}") for name in ("losses", "grad_norms", "count", "current_idx")}
     missing = [f"{_SKIP}{name}" for name, stored in arrays.items() if stored is None]
     if missing:
         raise ConversionError(
@@ -158,12 +158,14 @@ def skip_step_arrays(
     ]
 
 
-def clip_place(found: Mapping[str, Stored]) -> str | None:
+def clip_place(stored: Mapping[str, StoredArray]) -> str | None:
     """Return the path of the norms that limit updates; None if there are none."""
-    return next((name.removesuffix("update_norms") for name in found if name.endswith("/update_norms")), None)
+    return next((name.removesuffix("update_norms") for name in stored if name.endswith("/update_norms")), None)
 
 
-def clip_arrays(found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray], place: str) -> list[ImportedArray]:
+def clip_arrays(
+    stored: Mapping[str, StoredArray], arrays: Mapping[str, LogicalArray], place: str
+) -> list[ImportedArray]:
     """Return the norms of the last updates [window], and the number seen.
 
     The number is counted as SkipStep's is.
@@ -171,14 +173,14 @@ def clip_arrays(found: Mapping[str, Stored], wanted: Mapping[str, LogicalArray],
     Raises:
         ConversionError: The window has another length than in the configuration.
     """
-    norms = found[f"{place}update_norms"].read()
-    count, slot, window = int(found[f"{place}count"].read()), int(found[f"{place}current_idx"].read()), norms.size
-    if wanted[f"{CLIP}norms"].shape != norms.shape:
+    norms = stored[f"{place}update_norms"].read()
+    count, slot, window = int(stored[f"{place}count"].read()), int(stored[f"{place}current_idx"].read()), norms.size
+    if arrays[f"{CLIP}norms"].shape != norms.shape:
         raise ConversionError(
             f"{place}update_norms: {window} values, but optimizer.clip_update_norm has a window of "
-            f"{wanted[f'{CLIP}norms'].shape[0]}"
+            f"{arrays[f'{CLIP}norms'].shape[0]}"
         )
     return [
-        constant(wanted[f"{CLIP}norms"], norms),
-        constant(wanted[f"{CLIP}seen"], count if count < window else window + slot),
+        constant(arrays[f"{CLIP}norms"], norms),
+        constant(arrays[f"{CLIP}seen"], count if count < window else window + slot),
     ]

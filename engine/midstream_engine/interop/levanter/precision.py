@@ -14,11 +14,11 @@ from midstream_core.precision import Precision
 from midstream_engine.config.optimizer import NU_DTYPES
 from midstream_engine.interop.exact_numbers import common_dtype
 from midstream_engine.interop.foreign_values import ForeignValue
-from midstream_engine.interop.levanter.arrays import Stored
+from midstream_engine.interop.levanter.arrays import StoredArray
 
 
 def apply_stored_types(
-    mapping: dict[str, ForeignValue], found: dict[str, Stored], place: str, notes: list[str]
+    mapping: dict[str, ForeignValue], stored: dict[str, StoredArray], place: str, notes: list[str]
 ) -> None:
     """Set types of parameters and Adam's moments in ``mapping`` to the arrays' types.
 
@@ -26,11 +26,11 @@ def apply_stored_types(
 
     Args:
         mapping: Our configuration.
-        found: Arrays of the checkpoint by name.
+        stored: Arrays of the checkpoint by name.
         place: Path of the moments.
         notes: Gets a line if the configuration has other types.
     """
-    model, mu, nu = (_dtype(found, prefix) for prefix in ("model/", f"{place}mu/", f"{place}nu/"))
+    model, mu, nu = (_dtype(stored, prefix) for prefix in ("model/", f"{place}mu/", f"{place}nu/"))
     given = str(mapping["trainer"]["mp"])
     # On a TPU, half is bfloat16 there, and only the arrays show it.
     configured = Precision.parse(re.sub(r"\bhalf\b", nu if nu != "float32" else "half", given))
@@ -49,6 +49,6 @@ def apply_stored_types(
         notes.append(f"Adam's moments stay as they are stored: mu {mu}, nu {nu}")
 
 
-def _dtype(found: dict[str, Stored], prefix: str) -> str:
+def _dtype(stored: dict[str, StoredArray], prefix: str) -> str:
     """Return the type of the arrays whose names begin with ``prefix``."""
-    return common_dtype({np.dtype(array.dtype).name for name, array in found.items() if name.startswith(prefix)})
+    return common_dtype({np.dtype(array.dtype).name for name, array in stored.items() if name.startswith(prefix)})

@@ -92,18 +92,18 @@ def gradient_scale(state: TorchState, settings: JsonObject, stages: int, directo
 
 def _version(text: str) -> tuple[int, ...]:
     """Return the numbers of a version such as 0.16.5+91d1c55; zeros if there is none."""
-    found = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(int(part) for part in found.groups()) if found else (0, 0, 0)
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(int(number) for number in match.groups()) if match else (0, 0, 0)
 
 
 def _micro_batches(state: TorchState, settings: TorchState) -> int | None:
     """Return the micro-batches of an update of one rank."""
     config = state.get("ds_config")
     given = config if isinstance(config, Mapping) else {}
-    known = {**settings, **{key: value for key, value in given.items() if value}}
-    batch, micro = known.get("train_batch_size"), known.get("train_micro_batch_size_per_gpu")
+    values = {**settings, **{key: value for key, value in given.items() if value}}
+    batch, micro = values.get("train_batch_size"), values.get("train_micro_batch_size_per_gpu")
     ranks = state.get("dp_world_size")
     if batch and micro and ranks:
         return max(1, int(batch) // (int(micro) * int(ranks)))
-    steps = known.get("gradient_accumulation_steps")
+    steps = values.get("gradient_accumulation_steps")
     return int(steps) if steps else None

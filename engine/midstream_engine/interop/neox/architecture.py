@@ -63,8 +63,8 @@ class Shapes:
 class Settings:
     """The stored configuration with NeoX's defaults."""
 
-    def __init__(self, found: JsonObject) -> None:
-        self.found = dict(found)
+    def __init__(self, config: JsonObject) -> None:
+        self.found = dict(config)
 
     def get(self, name: str) -> TorchValue:
         """Return a value, or NeoX's default."""
@@ -177,7 +177,7 @@ def optimizer_of(
     if kind not in ("adam", "adamw", "cpu_adam", "cpu_torch_adam"):
         raise ConversionError(f"configs: optimizer.type {described.get('type')!r} is not carried over; Adam alone is")
     parameters = described.get("params") or {}
-    group = next((one for one in groups if "betas" in one), {})
+    group = next((group for group in groups if "betas" in group), {})
     beta1, beta2 = group.get("betas") or parameters.get("betas") or (0.9, 0.999)
     iterations = int(settings.must("train_iters"))
     plan = dict(schedule or {})
@@ -204,7 +204,7 @@ def optimizer_of(
         )
     steps = int(warmup)
     decay = settings.get("weight_decay")
-    found = {
+    optimizer = {
         "type": "adam", "learning_rate": peak, "weight_decay": float(decay or 0.0), "lr_schedule": style,
         "min_lr_ratio": low / peak if peak and style != "constant" else 0.0,
         # 1 would mean all of the run
@@ -214,7 +214,7 @@ def optimizer_of(
         # NeoX's embeddings decay, too
         "weight_decay_modules": ["token_embeddings.weight"], "default_weight_decay_mask": True,
     }  # fmt: skip
-    return found, total
+    return optimizer, total
 
 
 def _max_grad_norm(settings: Settings, clipping: float | None, notes: list[str]) -> float | None:
@@ -223,14 +223,14 @@ def _max_grad_norm(settings: Settings, clipping: float | None, notes: list[str])
     DeepSpeed's record goes first: NeoX passes on only the settings that differ from its own defaults, and DeepSpeed's
     default is not to clip. Since 2023-03-26 (5c5fb945) ``gradient-clipping: 1.0`` is such a default.
     """
-    wanted = float(settings.get("gradient_clipping") or 0.0)
-    if clipping is not None and clipping != wanted:
+    norm = float(settings.get("gradient_clipping") or 0.0)
+    if clipping is not None and clipping != norm:
         notes.append(
-            f"gradient-clipping is {wanted:g}, but DeepSpeed's record of it in the checkpoint is {clipping:g}"
+            f"gradient-clipping is {norm:g}, but DeepSpeed's record of it in the checkpoint is {clipping:g}"
             + (": it did not clip, and neither does the imported run" if not clipping else ", which is taken")
-            + (" (NeoX does not hand over a value that is its default)" if wanted == 1.0 else "")
+            + (" (NeoX does not hand over a value that is its default)" if norm == 1.0 else "")
         )
-    return (wanted if clipping is None else clipping) or None
+    return (norm if clipping is None else clipping) or None
 
 
 def precision_of(settings: Settings, notes: list[str]) -> str:
@@ -244,9 +244,9 @@ def precision_of(settings: Settings, notes: list[str]) -> str:
     return "f32" if precision == "fp32" else "p=f32,c=bfloat16"
 
 
-def _check_attention(found: TorchValue) -> None:
+def _check_attention(value: TorchValue) -> None:
     """Check for ``[[["global"], 12]]``: dense attention in all layers, any kernel."""
-    kinds = {kind for entry in found or [] for kind in (entry[0] if isinstance(entry, list) else [entry])}
+    kinds = {kind for entry in value or [] for kind in (entry[0] if isinstance(entry, list) else [entry])}
     strange = sorted(str(kind) for kind in kinds - {"global", "flash"})
     if strange:
         raise ConversionError(f"configs: attention-config {', '.join(strange)} is not known here; global and flash are")

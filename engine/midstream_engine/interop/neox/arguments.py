@@ -224,13 +224,13 @@ ADAM: dict[str, Argument] = {
 }  # fmt: skip
 
 
-def check_arguments(found: TorchState, unset: JsonObject, notes: list[str]) -> None:
+def check_arguments(state: TorchState, unset: JsonObject, notes: list[str]) -> None:
     """Check that the configuration trains what can be imported; add notes.
 
     Notes name what is set elsewhere here, or unknown.
 
     Args:
-        found: The settings, with underscores.
+        state: The settings, with underscores.
         unset: Values that NeoX uses for settings that are not there.
         notes: Gets a line for each class of settings that the user has to look after.
 
@@ -239,14 +239,14 @@ def check_arguments(found: TorchState, unset: JsonObject, notes: list[str]) -> N
     """
     wrong = []
     for name, argument in ARGUMENTS.items():
-        if (name in found or name in unset) and not argument.accepts(found.get(name, unset.get(name))):
-            wrong.append((name, found.get(name, unset.get(name)), argument))
-    parameters = (found.get("optimizer") or {}).get("params") or {}
+        if (name in state or name in unset) and not argument.accepts(state.get(name, unset.get(name))):
+            wrong.append((name, state.get(name, unset.get(name)), argument))
+    parameters = (state.get("optimizer") or {}).get("params") or {}
     for name, value in parameters.items():
         argument = ADAM.get(name, Argument(CHECKED, "not known here", _OFF))
         if not argument.accepts(value):
             wrong.append((f"optimizer.params.{name}", value, argument))
-    zero = found.get("zero_optimization")
+    zero = state.get("zero_optimization")
     if isinstance(zero, Mapping) and zero.get("round_robin_gradients"):
         wrong.append(("zero_optimization.round_robin_gradients", True, Argument(CHECKED, "another order", _OFF)))
     if wrong:
@@ -254,10 +254,10 @@ def check_arguments(found: TorchState, unset: JsonObject, notes: list[str]) -> N
             "configs: " + "; ".join(_refusal(name, value, argument) for name, value, argument in wrong)
         )
     for place in _ELSEWHERE:
-        names = [name for name, value in found.items() if value and ARGUMENTS.get(name) == Argument(ELSEWHERE, place)]
+        names = [name for name, value in state.items() if value and ARGUMENTS.get(name) == Argument(ELSEWHERE, place)]
         if names:
             notes.append(f"configs: {_listed(names)}: not imported, set {place} here")
-    unknown = [name for name, value in found.items() if name not in ARGUMENTS and value]
+    unknown = [name for name, value in state.items() if name not in ARGUMENTS and value]
     if unknown:
         notes.append(
             f"configs: {_listed(unknown)}: no argument of GPT-NeoX that is known here, and ignored; make sure that the "
@@ -265,14 +265,14 @@ def check_arguments(found: TorchState, unset: JsonObject, notes: list[str]) -> N
         )
 
 
-def with_extra(found: JsonObject) -> dict[str, TorchValue]:
+def with_extra(config: JsonObject) -> dict[str, TorchValue]:
     """Return the settings with those of ``deepspeed_extra_args``."""
-    extra = found.get("deepspeed_extra_args")
-    return {**(extra if isinstance(extra, Mapping) else {}), **found}
+    extra = config.get("deepspeed_extra_args")
+    return {**(extra if isinstance(extra, Mapping) else {}), **config}
 
 
 def _refusal(name: str, value: object, argument: Argument) -> str:
-    shown = " or ".join(repr(one) for one in argument.accepted if one is not None) or "an unset one"
+    shown = " or ".join(repr(value) for value in argument.accepted if value is not None) or "an unset one"
     if argument.accepted == _OFF and isinstance(value, (bool, int, float)):
         shown = repr(type(value)())
     text = repr(value)

@@ -86,12 +86,12 @@ def find(path: str) -> Files:
     files = Files(path)
     for name in os.listdir(path):
         full = os.path.join(path, name)
-        if found := _MODEL.fullmatch(name):
-            files.models[int(found[1])] = full
-        elif found := _LAYER.fullmatch(name):
-            files.layers[int(found[1]), int(found[2] or 0)] = full
-        elif found := _OPTIMIZER.fullmatch(name):
-            files.optimizers[int(found[2]), int(found[1])] = full
+        if match := _MODEL.fullmatch(name):
+            files.models[int(match[1])] = full
+        elif match := _LAYER.fullmatch(name):
+            files.layers[int(match[1]), int(match[2] or 0)] = full
+        elif match := _OPTIMIZER.fullmatch(name):
+            files.optimizers[int(match[2]), int(match[1])] = full
         elif name.startswith("zero_") or name == "zero":
             raise ConversionError(f"{full}: a universal checkpoint of DeepSpeed (hint: convert its source)")
     if not files.models:

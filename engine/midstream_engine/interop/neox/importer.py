@@ -24,7 +24,7 @@ from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, encoded_model, state_arrays
 from midstream_engine.interop.foreign_values import TorchValue
-from midstream_engine.interop.huggingface.names import Rule as Form
+from midstream_engine.interop.huggingface.names import TensorRule as Form
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.neox.accumulation import GradientScale, gradient_scale
 from midstream_engine.interop.neox.architecture import (
@@ -40,7 +40,7 @@ from midstream_engine.interop.neox.architecture import (
 from midstream_engine.interop.neox.arguments import check_arguments, with_extra
 from midstream_engine.interop.neox.directory import find, read_configs
 from midstream_engine.interop.neox.names import Source, parameters_of, sources_of
-from midstream_engine.interop.neox.partitions import LEGACY, Row
+from midstream_engine.interop.neox.partitions import LEGACY, ParameterRow
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.revision import BLOCKED, revision_of
 from midstream_engine.interop.neox.rounding import rounded_to
@@ -144,21 +144,21 @@ def _data(settings: Settings, batch: int) -> dict[str, TorchValue]:
 
 def _tokenizer(settings: Settings, near: Sequence[str], notes: list[str]) -> dict[str, str]:
     """Return the tokenizer's files in the configuration, by Hugging Face's names."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     kind = str(settings.get("tokenizer_type") or "")
     for setting, usual in (("vocab_file", _VOCABULARIES.get(kind)), ("merge_file", "merges.txt")):
         name = settings.get(setting)
         if not name:
             continue
-        places = [str(name), *(os.path.join(one, os.path.basename(str(name))) for one in near)]
+        places = [str(name), *(os.path.join(folder, os.path.basename(str(name))) for folder in near)]
         path = next((place for place in places if os.path.isfile(place)), None)
         if path is None:
             notes.append(
                 f"configs: {setting.replace('_', '-')}: {name} is not here: that file of the tokenizer is not imported"
             )
         else:
-            found[usual or os.path.basename(path)] = os.path.abspath(path)
-    return found
+            files[usual or os.path.basename(path)] = os.path.abspath(path)
+    return files
 
 
 def _link_data(
@@ -176,33 +176,33 @@ def _link_data(
     )  # fmt: skip
 
 
-def _shapes(found: Read) -> tuple[Shapes, MlpNames]:
-    keys = found.parameters
+def _shapes(state: Read) -> tuple[Shapes, MlpNames]:
+    keys = state.parameters
     numbers = {layer for layer, name in keys if name.startswith("attention.")}
     layers = len(numbers)
     if numbers != set(range(FIRST_BLOCK, FIRST_BLOCK + layers)) or not layers:
-        raise ConversionError(f"{found.files.directory}: layers {sorted(numbers)} are not a complete GPT-NeoX model")
+        raise ConversionError(f"{state.files.directory}: layers {sorted(numbers)} are not a complete GPT-NeoX model")
     names = next((names for names in MLPS if (FIRST_BLOCK, f"{names.up}.weight") in keys), None)
     if names is None or (0, "word_embeddings.weight") not in keys:
-        raise ConversionError(f"{found.files.directory}: has no word_embeddings.weight or no {MLPS[0].up}.weight")
-    vocab, hidden = _full(found, (0, "word_embeddings.weight"), 0)
-    mlp = _full(found, (FIRST_BLOCK, f"{names.up}.weight"), 0)[0] * (1 if names.gate == names.up else 2)
+        raise ConversionError(f"{state.files.directory}: has no word_embeddings.weight or no {MLPS[0].up}.weight")
+    vocab, hidden = _full(state, (0, "word_embeddings.weight"), 0)
+    mlp = _full(state, (FIRST_BLOCK, f"{names.up}.weight"), 0)[0] * (1 if names.gate == names.up else 2)
     head = (layers + 4, "final_linear.weight") in keys
     return Shapes(layers, hidden, vocab, mlp, head), names
 
 
-def _full(found: Read, key: Key, axis: int) -> tuple[int, ...]:
-    weights = found.parameters[key].weights
+def _full(state: Read, key: Key, axis: int) -> tuple[int, ...]:
+    weights = state.parameters[key].weights
     shape = list(weights[0].shape)
     shape[axis] *= len(weights)
     return tuple(shape)
 
 
-def _global_batch(found: Read, settings: Settings) -> int:
+def _global_batch(state: Read, settings: Settings) -> int:
     """Return the examples of an update."""
     given = settings.get("train_batch_size")
     micro, steps = settings.get("train_micro_batch_size_per_gpu"), settings.get("gradient_accumulation_steps")
-    data = found.state.get("dp_world_size")
+    data = state.state.get("dp_world_size")
     made = int(micro) * int(steps or 1) * int(data) if micro and data else None
     if given is not None:
         return int(given)
@@ -211,9 +211,9 @@ def _global_batch(found: Read, settings: Settings) -> int:
     return made
 
 
-def _check_decay(found: Read, optimizer: dict[str, JsonValue]) -> None:
+def _check_decay(state: Read, optimizer: dict[str, JsonValue]) -> None:
     wanted = optimizer["weight_decay"]
-    for key, decay in found.decays.items():
+    for key, decay in state.decays.items():
         plain = key[1].endswith(".bias") or "norm" in key[1]
         if decay != (0.0 if plain else wanted):
             raise ConversionError(
@@ -266,11 +266,11 @@ class _Build:
                         array.name, array.axes, array.shape, array.dtype, pieces, read, planes, (kind, keys[0])
                     )
                 )
-        left = sorted(self.found.parameters.keys() - used)
+        unused = sorted(self.found.parameters.keys() - used)
         problems = [
             f"{what}: {', '.join(f'{layer}.{name}' for layer, name in keys[:10])}{' ...' if keys[10:] else ''}"
             for what, keys in (
-                ("unused", left),
+                ("unused", unused),
                 ("missing", sorted(set(missing))),
                 ("misshapen", sorted(set(wrong))),
             )
@@ -368,7 +368,7 @@ def _rows(blocks: list[np.ndarray], shape: tuple[int, ...], axis: int) -> list[P
     return pieces
 
 
-def _check_weight(key: Key, row: Row, parts: list[np.ndarray], weight: Tensor) -> None:
+def _check_weight(key: Key, row: ParameterRow, parts: list[np.ndarray], weight: Tensor) -> None:
     """Check that the weight is the rounded master.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
-from midstream_engine.interop.huggingface.names import Rule as Form
+from midstream_engine.interop.huggingface.names import TensorRule as Form
 from midstream_engine.interop.huggingface.names import rules_of
 from midstream_engine.interop.neox.revision import INTERLEAVED
 from midstream_engine.interop.neox.tensors import FIRST_BLOCK, MlpNames

@@ -25,7 +25,7 @@ KINDS = ("fp32", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterRow:
     """Numbers [start, stop) of consecutive flat tensors, to shape as one parameter."""
 
     parts: tuple[tuple[Tensor, int, int], ...]
@@ -72,7 +72,7 @@ class Row:
 class Masters:
     """Optimizer state of one model-parallel rank, by parameter name and kind."""
 
-    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    rows: dict[str, dict[str, ParameterRow]] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
     groups: list[dict[str, TorchValue]] = field(default_factory=list)  # hyper-parameters
     decays: dict[str, float] = field(default_factory=dict)
@@ -146,9 +146,15 @@ def from_sub_partitions(
         if len({len(parts) for parts in held}) != 1:
             raise ConversionError(f"{name}: the ranks have their group {group} in different numbers of intervals")
         for kind in KINDS:
-            _cut(name, masters, kind, named, [part[kind] for interval in zip(*held, strict=True) for part in interval])
-        for part in held[0]:
-            _note_step(masters, part.get("step"))
+            _cut(
+                name,
+                masters,
+                kind,
+                named,
+                [fragment[kind] for interval in zip(*held, strict=True) for fragment in interval],
+            )
+        for fragment in held[0]:
+            _note_step(masters, fragment.get("step"))
         _note_group(masters, states[0]["base_optimizer_state"], group, named)
     return masters
 
@@ -158,9 +164,9 @@ def _sub_partitions(name: str, state: TorchState, group: int) -> list[dict[str, 
     base, parts = state["base_optimizer_state"], state[_SUB_PARTITIONS][group]
     numbers = base["param_groups"][group]["params"]
     moments = [base["state"].get(number) for number in numbers]
-    if len(numbers) != len(parts) or not all(isinstance(one, Mapping) and "exp_avg" in one for one in moments):
+    if len(numbers) != len(parts) or not all(isinstance(moment, Mapping) and "exp_avg" in moment for moment in moments):
         raise ConversionError(f"{name}: group {group} has {len(parts)} sub-partitions, but not the moments of each")
-    return [{**one, "fp32": part} for one, part in zip(moments, parts, strict=True)]
+    return [{**moment, "fp32": part} for moment, part in zip(moments, parts, strict=True)]
 
 
 def _checked(name: str, state: TorchState) -> TorchValue:
@@ -263,14 +269,14 @@ def _cut(name: str, masters: Masters, kind: str, named: Mapping[str, Sequence[in
         )
         if sum(stop - start for _, start, stop in parts) != size:
             raise ConversionError(f"{name}: {kind} ends before {parameter}: a rank's file is missing or misshapen")
-        masters.rows.setdefault(parameter, {})[kind] = Row(parts, tuple(shape))
+        masters.rows.setdefault(parameter, {})[kind] = ParameterRow(parts, tuple(shape))
         place += size
-    left = [
+    stretches = [
         tensor.stretch(max(place - begin, 0), end - begin)
         for tensor, begin, end in zip(row, ends, ends[1:], strict=False)
         if end > place
     ]
-    if any(np.any(part) for part in left):
+    if any(np.any(stretch) for stretch in stretches):
         raise ConversionError(f"{name}: {ends[-1] - place} numbers of {kind} are left over, and they are not padding")
 
 
@@ -286,16 +292,16 @@ def _check_slices(
         return
     begin = sum(sizes[:rank])
     end, place = begin + sizes[rank], 0
-    wanted: dict[str, tuple[int, int]] = {}
+    places: dict[str, tuple[int, int]] = {}
     for parameter, shape in named.items():
         size = math.prod(shape)
         start, stop = max(place, begin), min(place + size, end)
         if start < stop:
-            wanted[parameter] = (stop - start, start - begin)
+            places[parameter] = (stop - start, start - begin)
         place += size
-    found = {parameter: _fragment(value) for parameter, value in mappings[group].items()}
-    if found != wanted:
-        strange = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+    fragments = {parameter: _fragment(value) for parameter, value in mappings[group].items()}
+    if fragments != places:
+        strange = sorted(key for key in fragments.keys() | places.keys() if fragments.get(key) != places.get(key))
         raise ConversionError(
             f"{name}: rank {rank} keeps {strange[0]} elsewhere than its shapes say; its order is not known"
         )

@@ -97,13 +97,13 @@ def read(files: Files) -> Read:
     incomplete = [key for key, parameter in found.parameters.items() if set(parameter.rows) != set(parameter.weights)]
     if incomplete:
         raise ConversionError(f"{files.directory}: no optimizer state for {_listed(incomplete)}")
-    wanted = found.iteration - found.skipped
+    updates = found.iteration - found.skipped
     # FP16_Optimizer makes one empty update before the first, to allocate its moments, and Adam counts it.
-    counts = [{wanted}, {wanted + 1}] if found.writer == "FP16_Optimizer" else [{wanted}]
+    counts = [{updates}, {updates + 1}] if found.writer == "FP16_Optimizer" else [{updates}]
     if found.steps and found.steps not in counts:
         raise ConversionError(
             f"{files.directory}: Adam has counted {sorted(found.steps)} updates, but {found.iteration} iterations with "
-            f"{found.skipped} skipped make {wanted}"
+            f"{found.skipped} skipped make {updates}"
         )
     return found
 
@@ -157,11 +157,11 @@ def _counts(name: str, value: object) -> bool:
     return isinstance(value, Tensor) and not CONSTANTS.fullmatch(name)
 
 
-def _add_weight(found: Read, name: str, rank: int, weight: Tensor) -> None:
-    parameter = found.parameters.setdefault(key_of(name), Parameter())
-    known = parameter.weights.get(rank)
-    if known is not None and not np.array_equal(known.read(), weight.read()):  # tied: on the first stage and the last
-        raise ConversionError(f"{found.files.directory}: {name} is there twice, and the two differ")
+def _add_weight(state: Read, name: str, rank: int, weight: Tensor) -> None:
+    parameter = state.parameters.setdefault(key_of(name), Parameter())
+    before = parameter.weights.get(rank)
+    if before is not None and not np.array_equal(before.read(), weight.read()):  # tied: on the first stage and the last
+        raise ConversionError(f"{state.files.directory}: {name} is there twice, and the two differ")
     parameter.weights[rank] = weight
 
 

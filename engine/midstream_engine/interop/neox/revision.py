@@ -112,16 +112,16 @@ class Revision:
                 )
             notes.append(f"grouped queries: layout {BLOCKED}, because these shapes cannot be interleaved")
             return BLOCKED
-        known = self._known({INTERLEAVED: frozenset({0}), BLOCKED: frozenset({1, 2})})
-        taken = given or known
+        layouts = self._known({INTERLEAVED: frozenset({0}), BLOCKED: frozenset({1, 2})})
+        taken = given or layouts
         if taken is None:
             raise ConversionError(
                 "grouped queries: the rows of query_key_value have one of two layouts of the same shape, and "
                 f"{self._unknown()}: give --gqa-layout interleaved if NeoX was older than 2024-11-14 (commit "
                 "96c242eb), --gqa-layout blocked if not"
             )
-        self._note("grouped queries: layout", "--gqa-layout", taken, given, known, notes)
-        if given and not known:
+        self._note("grouped queries: layout", "--gqa-layout", taken, given, layouts, notes)
+        if given and not layouts:
             self.add(f"--gqa-layout {given}", frozenset({0}) if given == INTERLEAVED else frozenset({1, 2}))
         return taken
 
@@ -133,8 +133,8 @@ class Revision:
         """
         if fused and not given:
             return INSIDE  # apex's kernel
-        known = self._known({OUTSIDE: frozenset({0, 1}), INSIDE: frozenset({2})})
-        taken = given or known
+        epsilons = self._known({OUTSIDE: frozenset({0, 1}), INSIDE: frozenset({2})})
+        taken = given or epsilons
         if taken is None and epsilon <= NEGLIGIBLE:
             return INSIDE
         if taken is None:
@@ -142,7 +142,7 @@ class Revision:
                 f"rms-norm-epsilon {epsilon:g}: it is added outside of the root or inside, and {self._unknown()}: give "
                 "--rms-epsilon outside if NeoX was older than 2025-05-09 (commit 4c9f1081), --rms-epsilon inside if not"
             )
-        self._note("RMSNorm's epsilon: added", "--rms-epsilon", taken, given, known, notes)
+        self._note("RMSNorm's epsilon: added", "--rms-epsilon", taken, given, epsilons, notes)
         return taken
 
     def _known(self, choices: Mapping[str, frozenset[int]]) -> str | None:
@@ -151,14 +151,14 @@ class Revision:
         return possible[0] if len(possible) == 1 else None
 
     def _unknown(self) -> str:
-        known = [f"written by DeepSpeed {self.writer}"] if self.writer else []
-        more = "; ".join(known + self.findings)
+        facts = [f"written by DeepSpeed {self.writer}"] if self.writer else []
+        more = "; ".join(facts + self.findings)
         return "the checkpoint has no record of NeoX's version that decides it" + (f" ({more})" if more else "")
 
-    def _note(self, what: str, option: str, taken: str, given: str | None, known: str | None, notes: list[str]) -> None:
+    def _note(self, what: str, option: str, taken: str, given: str | None, fact: str | None, notes: list[str]) -> None:
         found = "; ".join(self.findings)
-        if given and known and given != known:
-            notes.append(f"{what} {taken}, as {option} says, though the checkpoint says {known}: {found}")
+        if given and fact and given != fact:
+            notes.append(f"{what} {taken}, as {option} says, though the checkpoint says {fact}: {found}")
         else:
             notes.append(f"{what} {taken}, as {option} says" if given else f"{what} {taken}: {found}")
 

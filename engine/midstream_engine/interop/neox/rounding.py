@@ -23,10 +23,10 @@ def rounded_to(numbers: np.ndarray, rounded: np.ndarray) -> bool:
 
 def _bfloat16(numbers: np.ndarray, rounded: np.ndarray) -> bool:
     # Round to nearest even in integers: ml_dtypes' conversion does not release the GIL.
-    bits, wanted = numbers.view(np.uint32), rounded.view(np.uint16)
+    bits, expected = numbers.view(np.uint32), rounded.view(np.uint16)
     upper = bits >> 16
     nearest = ((upper & 1) + 0x7FFF + bits) >> 16
-    if np.array_equal(nearest, wanted):
+    if np.array_equal(nearest, expected):
         return True
     # NaNs have their own rounding.
-    return np.array_equal(numbers.astype(ml_dtypes.bfloat16).view(np.uint16), wanted)
+    return np.array_equal(numbers.astype(ml_dtypes.bfloat16).view(np.uint16), expected)

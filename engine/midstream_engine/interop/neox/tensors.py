@@ -11,7 +11,7 @@ import numpy as np
 
 from midstream_engine.interop.calls import Tensor
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.neox.partitions import Row
+from midstream_engine.interop.neox.partitions import ParameterRow
 
 Key = tuple[int, str]  # layer as NeoX counts them: 0 the embedding, blocks from 2; name inside of it
 FIRST_BLOCK = 2
@@ -54,10 +54,10 @@ def key_of(name: str) -> Key:
     """
     if name == _TIED:
         return 0, "word_embeddings.weight"
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ConversionError(f"the source has {name}, which is no parameter of GPT-NeoX's")
-    return int(found[1]), found[2]
+    return int(match[1]), match[2]
 
 
 @dataclass
@@ -68,8 +68,8 @@ class Parameter:
     """
 
     weights: dict[int, Tensor] = field(default_factory=dict)
-    rows: dict[int, dict[str, Row]] = field(default_factory=dict)
-    twins: dict[int, dict[str, Row]] = field(default_factory=dict)
+    rows: dict[int, dict[str, ParameterRow]] = field(default_factory=dict)
+    twins: dict[int, dict[str, ParameterRow]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

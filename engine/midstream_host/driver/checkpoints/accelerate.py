@@ -12,7 +12,7 @@ from midstream_core.json_types import JsonValue, object_or_empty
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.sharded_files import (
     check_distributed,
     check_ranks,
@@ -37,7 +37,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the optimizer's own count of updates; see `Rule.check`."""
+    """Return the optimizer's own count of updates; see `CheckpointRule.check`."""
     tree.refuse_partial()
     for folder in distributed_folders(tree, _FOLDERS):
         check_distributed(tree, folder)
@@ -47,15 +47,15 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
         raise IncompleteError("model.safetensors is missing, and there are no other weights of the model")
     if not engine and not tree.below("optimizer_0"):
         tree.require("optimizer.bin", "the state of the optimizer")
-    for found in tree.match(_STATES):
-        tree.check_file(found.group(0))
+    for path in tree.match(_STATES):
+        tree.check_file(path.group(0))
     if not check_ranks(tree, "random_states_{}.pkl", ranks, "random state"):
         raise IncompleteError("random_states_0.pkl is missing, the random state of rank 0: it is written last")
     return count if engine else _optimizer_step(tree)
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     engine = deepspeed.tag_in(tree)
     loader, sampler = tree.has("dl_state_dict.bin"), tree.has("sampler.bin")
     advice: List[str] = []
@@ -100,7 +100,7 @@ def _optimizer_step(tree: CheckpointTree) -> Optional[int]:
     return int(max(steps)) if steps and 0 <= max(steps) < 1 << 53 else None
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "checkpoints/checkpoint_*",
     named_step,
     check,

@@ -23,10 +23,10 @@ from midstream_host.driver.checkpoints import (
 )
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint, CheckpointFile, IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.search import search
 
-RULES: Dict[str, Rule] = {
+RULES: Dict[str, CheckpointRule] = {
     "huggingface": huggingface.RULE,
     "lightning": lightning.RULE,
     "dcp": dcp.RULE,
@@ -37,7 +37,7 @@ RULES: Dict[str, Rule] = {
     "maxtext": maxtext.RULE,
     "glob": glob.RULE,
 }
-MOST_CHECKPOINTS = 256  # the newest of a run
+MAX_CHECKPOINTS = 256  # the newest of a run
 
 
 class _Known(NamedTuple):
@@ -65,7 +65,7 @@ class CheckpointFinder:
         self._directory = os.path.abspath(os.path.expanduser(directory))
         self._pattern = pattern or self._rule.pattern
         self._ranks = ranks
-        self._known: Dict[str, _Known] = {}
+        self._looked: Dict[str, _Known] = {}
 
     def find(self) -> List[Checkpoint]:
         """Return the newest checkpoints, by step, those without a step first.
@@ -77,9 +77,13 @@ class CheckpointFinder:
             OSError: The directory cannot be read.
         """
         paths = [path for path in search(self._directory, self._pattern) if self._is_own(path)]
-        found = sorted(map(self._look, self._newest(paths)), key=_order)
-        self._known = {path: known for path, known in self._known.items() if path in {one.path for one in found}}
-        return found
+        checkpoints = sorted(map(self._look, self._newest(paths)), key=_order)
+        self._looked = {
+            path: looked
+            for path, looked in self._looked.items()
+            if path in {checkpoint.path for checkpoint in checkpoints}
+        }
+        return checkpoints
 
     def _is_own(self, path: str) -> bool:
         """Return whether ``path`` is no link to another file of the directory.
@@ -95,14 +99,14 @@ class CheckpointFinder:
         return os.path.exists(full) and not any(os.path.commonpath([place, folder]) == folder for folder in folders)
 
     def _newest(self, paths: List[str]) -> List[str]:
-        if len(paths) <= MOST_CHECKPOINTS:
+        if len(paths) <= MAX_CHECKPOINTS:
             return paths
         numbers = [self._named(path) for path in paths]
         if None in numbers:  # a name may have a date, or a count of another kind
             return sorted(paths, key=lambda path: (_changed(posixpath.join(self._directory, path)), path))[
-                -MOST_CHECKPOINTS:
+                -MAX_CHECKPOINTS:
             ]
-        return [path for _, path in sorted(zip(cast("List[int]", numbers), paths))[-MOST_CHECKPOINTS:]]
+        return [path for _, path in sorted(zip(cast("List[int]", numbers), paths))[-MAX_CHECKPOINTS:]]
 
     def _named(self, path: str) -> Optional[int]:
         return self._rule.named_step(posixpath.basename(path))
@@ -114,9 +118,9 @@ class CheckpointFinder:
             return Checkpoint(path, False, str(error), 0.0, [], named=self._named(path))
         except OSError as error:
             return Checkpoint(path, False, _unreadable(error), 0.0, [], named=self._named(path))
-        known = self._known.get(path)
-        if known is not None and known.signature == tree.signature and known.checkpoint.complete:
-            return known.checkpoint
+        looked = self._looked.get(path)
+        if looked is not None and looked.signature == tree.signature and looked.checkpoint.complete:
+            return looked.checkpoint
         stated: Optional[int] = None
         reason = ""
         try:
@@ -134,7 +138,7 @@ class CheckpointFinder:
         if tree.has_changed():
             reason = reason or "its files changed while they were looked at: it is being written"
             return dataclasses.replace(checkpoint, complete=False, reason=reason)
-        self._known[path] = _Known(tree.signature, checkpoint)
+        self._looked[path] = _Known(tree.signature, checkpoint)
         return checkpoint
 
 
@@ -154,7 +158,7 @@ def saved_state(rule: str, path: str) -> SavedState:
     return rule_of(rule).saved_state(CheckpointTree(os.path.abspath(os.path.expanduser(path))))
 
 
-def rule_of(name: str) -> Rule:
+def rule_of(name: str) -> CheckpointRule:
     """Return the rule of that name. Raises ValueError."""
     if name not in RULES:
         raise ValueError("{!r} is no rule of checkpoints (hint: one of {})".format(name[:80], ", ".join(RULES)))

@@ -18,7 +18,7 @@ from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_archive import TorchArchive
 
-MOST_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
+MAX_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
 TEXT_LIMIT = 64 << 20  # bytes of a JSON file: the log history of a long run has some
 _PARTIAL = re.compile(r"\.(?:tmp|part|partial|incomplete)(?:[-.]|$)|\.tmp-|^\.~|\.lock$")
 
@@ -38,16 +38,16 @@ class CheckpointTree:
         self.modified = 0.0
         self.sizes: Dict[str, int] = {}
         self._marks: List[Tuple[str, int, int]] = []
-        found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.lstat(path)
+        if stat.S_ISDIR(status.st_mode):
             self._walk("", 0)
-        elif stat.S_ISLNK(found.st_mode):
+        elif stat.S_ISLNK(status.st_mode):
             raise IncompleteError(
                 "it is a link to {}, and only files are copied (hint: checkpoints: {{directory: ...}} may name the "
                 "folder that it leads to)".format(ascii(os.readlink(path))[:200])
             )
         else:
-            self._add("", found)
+            self._add("", status)
 
     @property
     def signature(self) -> Tuple[Tuple[str, int, int], ...]:
@@ -64,9 +64,9 @@ class CheckpointTree:
     def match(self, pattern: Pattern[str]) -> Iterator[Match[str]]:
         """Yield the matches of the complete paths of files, in order of their names."""
         for path in sorted(self.sizes):
-            found = pattern.fullmatch(path)
-            if found:
-                yield found
+            match = pattern.fullmatch(path)
+            if match:
+                yield match
 
     def has(self, path: str) -> bool:
         """Return whether there is a file of that path."""
@@ -161,15 +161,15 @@ class CheckpointTree:
                     self._walk(path, depth + 1)
                 else:
                     self._add(path, entry.stat(follow_symlinks=False))
-                if len(self.sizes) > MOST_FILES:
-                    raise IncompleteError("has more than {} files".format(MOST_FILES))
+                if len(self.sizes) > MAX_FILES:
+                    raise IncompleteError("has more than {} files".format(MAX_FILES))
 
-    def _add(self, path: str, found: os.stat_result) -> None:
-        if not stat.S_ISREG(found.st_mode):
+    def _add(self, path: str, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
             raise IncompleteError("{} is no regular file".format(path or self.name))
-        self.sizes[path] = found.st_size
-        self.modified = max(self.modified, found.st_mtime)
-        self._marks.append((path, found.st_size, found.st_mtime_ns))
+        self.sizes[path] = status.st_size
+        self.modified = max(self.modified, status.st_mtime)
+        self._marks.append((path, status.st_size, status.st_mtime_ns))
 
 
 def number_in(name: str, pattern: Pattern[str]) -> Optional[int]:
@@ -177,8 +177,8 @@ def number_in(name: str, pattern: Pattern[str]) -> Optional[int]:
 
     None for a name without a number, or with one of many digits.
     """
-    found = pattern.search(name)
-    return int(found.group(1)) if found and len(found.group(1)) <= 18 else None
+    match = pattern.search(name)
+    return int(match.group(1)) if match and len(match.group(1)) <= 18 else None
 
 
 def _check_safetensors(path: str) -> None:

@@ -10,7 +10,7 @@ from typing import List, Optional, Sequence
 
 from midstream_host.driver.checkpoints.checkpoint import SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.sharded_files import check_distributed, distributed_step, has_metadata_of_ranks
 from midstream_host.driver.checkpoints.step_names import step_in
 
@@ -28,12 +28,12 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step in the state; see `Rule.check`."""
+    """Return the step in the state; see `CheckpointRule.check`."""
     return distributed_step(tree, check_distributed(tree, ranks=ranks))
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names of its state; see `Rule.saved_state`."""
+    """Describe a checkpoint by the names of its state; see `CheckpointRule`."""
     names = check_distributed(tree).names
 
     def count(pattern: "re.Pattern[str]") -> int:
@@ -61,11 +61,11 @@ def saved_state(tree: CheckpointTree) -> SavedState:
 
 def _loader_ranks(names: Sequence[str]) -> Optional[int]:
     """Return the number of loaders in the state; None where any number loads it."""
-    ranks = [int(found.group(1)) for found in map(_LOADER_RANK.search, names) if found]
+    ranks = [int(match.group(1)) for match in map(_LOADER_RANK.search, names) if match]
     return max(ranks) + 1 if ranks and any(map(_LOADER_RANKS.search, names)) else None
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "step*",
     named_step,
     check,

@@ -14,7 +14,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue, list_or_empty, object_or_empty
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.step_names import step_in
 
 LATEST = "latest"
@@ -23,7 +23,7 @@ _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")  # of stage 3
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 
 
 def named_step(name: str) -> Optional[int]:
@@ -32,7 +32,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     tree.refuse_partial()
     step = check_tag(tree, "", ranks)
     newest = _latest(posixpath.dirname(tree.path))
@@ -66,9 +66,9 @@ def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Option
     """
     prefix = folder + "/" if folder else ""
     names = sorted(tree.below(folder)) if folder else sorted(tree.sizes)
-    models = {int(found.group(1)) for found in map(_MODEL.fullmatch, names) if found}
-    shards = {_pair(found) for found in map(_SHARD.fullmatch, names) if found}
-    optimizers = {_pair(found): found.group(0) for found in map(_OPTIMIZER.fullmatch, names) if found}
+    models = {int(match.group(1)) for match in map(_MODEL.fullmatch, names) if match}
+    shards = {_pair(match) for match in map(_SHARD.fullmatch, names) if match}
+    optimizers = {_pair(match): match.group(0) for match in map(_OPTIMIZER.fullmatch, names) if match}
     if 0 not in models and (0, 0) not in shards:
         first = _shard_name(0, 0) if shards else "mp_rank_00_model_states.pt"
         raise IncompleteError("{}{} is missing, the state of a rank".format(prefix, first))
@@ -77,18 +77,18 @@ def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Option
     data, model = _ranks_of(state, prefix + first)
     if ranks is not None and data * model != ranks:
         raise IncompleteError("it was written by {} ranks, and the run has {}".format(data * model, ranks))
-    everyone = [(rank, part) for rank in range(data) for part in range(model)]
+    everyone = [(rank, shard) for rank in range(data) for shard in range(model)]
     if shards:
         _require(prefix, {pair: _shard_name(*pair) for pair in everyone}, shards, "the weights")
     else:
-        _require(prefix, {(0, part): "mp_rank_{:02d}_model_states.pt".format(part) for part in range(model)},
-                 {(0, part) for part in models}, "the state")  # fmt: skip
+        _require(prefix, {(0, shard): "mp_rank_{:02d}_model_states.pt".format(shard) for shard in range(model)},
+                 {(0, shard) for shard in models}, "the state")  # fmt: skip
     if optimizers or state.get("optimizer") is None:
         style = "bf16_" if any(name.startswith("bf16_") for name in optimizers.values()) else ""
-        wanted = {
+        expected = {
             pair: optimizers.get(pair, style + _shard_name(*pair).replace("model_", "optim_")) for pair in everyone
         }
-        _require(prefix, wanted, set(optimizers), "the optimizer")
+        _require(prefix, expected, set(optimizers), "the optimizer")
     for name in names:
         if name.endswith(".pt"):
             tree.check_file(prefix + name)
@@ -98,7 +98,7 @@ def check_tag(tree: CheckpointTree, folder: str, ranks: Optional[int]) -> Option
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     state = tree.torch_value(
         "mp_rank_00_model_states.pt" if tree.has("mp_rank_00_model_states.pt") else _shard_name(0, 0)
     )
@@ -118,12 +118,12 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     )
 
 
-def _pair(found: "re.Match[str]") -> Tuple[int, int]:
-    return int(found.group(1)), int(found.group(2))
+def _pair(match: "re.Match[str]") -> Tuple[int, int]:
+    return int(match.group(1)), int(match.group(2))
 
 
-def _shard_name(rank: int, part: int) -> str:
-    return "zero_pp_rank_{}_mp_rank_{:02d}_model_states.pt".format(rank, part)
+def _shard_name(rank: int, shard: int) -> str:
+    return "zero_pp_rank_{}_mp_rank_{:02d}_model_states.pt".format(rank, shard)
 
 
 def _latest(directory: str) -> Optional[str]:
@@ -139,20 +139,20 @@ def _latest(directory: str) -> Optional[str]:
 def _ranks_of(state: Dict[JsonValue, JsonValue], name: str) -> Tuple[int, int]:
     """Data-parallel and model-parallel ranks, which the state has."""
     data, model = state.get("dp_world_size"), state.get("mp_world_size")
-    if type(data) is not int or type(model) is not int or min(data, model) < 1 or data * model > _MOST_RANKS:
+    if type(data) is not int or type(model) is not int or min(data, model) < 1 or data * model > _MAX_RANKS:
         raise IncompleteError("{} does not say how many ranks wrote it".format(name))
     return data, model
 
 
-def _require(prefix: str, wanted: Dict[Tuple[int, int], str], present: Set[Tuple[int, int]], what: str) -> None:
-    for pair, name in sorted(wanted.items()):
+def _require(prefix: str, expected: Dict[Tuple[int, int], str], present: Set[Tuple[int, int]], what: str) -> None:
+    for pair, name in sorted(expected.items()):
         if pair not in present:
             raise IncompleteError("{}{} is missing, {} of a rank".format(prefix, name, what))
 
 
 def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: Set[int]) -> None:
     """Check that every pipeline layer with parameters has a file of each tensor rank."""
-    layers = {_pair(found) for found in map(_LAYER.fullmatch, names) if found}
+    layers = {_pair(match) for match in map(_LAYER.fullmatch, names) if match}
     parts = 1 + max((part for _, part in layers), default=0)
     needed: Set[int] = set()
     for rank in models:
@@ -192,7 +192,7 @@ def _is_older(tree: CheckpointTree, step: Optional[int], newest: str) -> bool:
     return later is not None and step <= later
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "global_step*",
     named_step,
     check,

@@ -11,7 +11,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import Checkpoint, IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import TEXT_LIMIT, CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.sharded_files import (
     METADATA,
     check_distributed,
@@ -23,7 +23,7 @@ from midstream_host.driver.checkpoints.step_names import STEP_NAMES, step_in, st
 _CHECKED = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _JSON, _ARCHIVES = ".json", (".npz", ".zip")  # show their end, too
 _SETTINGS = re.compile(r"config|args|arguments|param|settings|index|tokenizer", re.IGNORECASE)  # of a run
-_MOST_STATED = 16  # files in which a step is looked for
+_MAX_STATED = 16  # files in which a step is looked for
 _LITERAL = 12  # characters before the end at which a value that is cut shows: -Infinity, an escape
 _OPTIMIZER = re.compile(r"optim", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched", re.IGNORECASE)
@@ -37,7 +37,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`.
+    """Return the step; see `CheckpointRule.check`.
 
     Files of torch, safetensors, JSON and archives of numpy have to be complete, others have bytes.
     """
@@ -54,22 +54,22 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
     return _stored_step(tree) if distributed is None else distributed
 
 
-def shows_end(found: Checkpoint) -> bool:
+def shows_end(checkpoint: Checkpoint) -> bool:
     """Return whether a complete checkpoint shows that nothing more is written.
 
     A distributed checkpoint shows its end, and so does a single file that has its own size. Of other files, and of the
     number of files in a directory, nothing says how many there will be.
     """
-    if any(file.path == found.path for file in found.files):
-        return found.path.endswith((*_CHECKED, *_ARCHIVES)) or (
-            found.path.endswith(_JSON) and found.files[0].size <= TEXT_LIMIT
+    if any(file.path == checkpoint.path for file in checkpoint.files):
+        return checkpoint.path.endswith((*_CHECKED, *_ARCHIVES)) or (
+            checkpoint.path.endswith(_JSON) and checkpoint.files[0].size <= TEXT_LIMIT
         )
-    ends = ["{}/{}".format(found.path, name) for name in (METADATA, "__0.metadata")]
-    return any(file.path in ends for file in found.files)
+    ends = ["{}/{}".format(checkpoint.path, name) for name in (METADATA, "__0.metadata")]
+    return any(file.path in ends for file in checkpoint.files)
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names in it; see `Rule.saved_state`."""
+    """Describe a checkpoint, by the names in it; see `CheckpointRule.saved_state`."""
     names: List[str] = list(tree.sizes)
     if tree.has("") and tree.name.endswith(_CHECKED[:4]):
         names = [name for name in tree.torch_value("") if isinstance(name, str)]
@@ -136,8 +136,8 @@ def _stored_step(tree: CheckpointTree) -> Optional[int]:
     Files of torch and JSON are looked at, in a directory those of its first level. None where they have none, or
     different ones.
     """
-    found: Set[int] = set()
-    for path in sorted(path for path in tree.sizes if "/" not in path)[:_MOST_STATED]:
+    steps: Set[int] = set()
+    for path in sorted(path for path in tree.sizes if "/" not in path)[:_MAX_STATED]:
         name = path or tree.name
         if name.endswith(_CHECKED[:4]):
             with tree.archive(path) as archive:
@@ -147,8 +147,8 @@ def _stored_step(tree: CheckpointTree) -> Optional[int]:
         else:
             continue
         if step is not None:
-            found.add(step)
-    return found.pop() if len(found) == 1 else None
+            steps.add(step)
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _step_of(value: object, number_of: Callable[[Any], Optional[float]]) -> Optional[int]:
@@ -171,7 +171,7 @@ def _json_value(tree: CheckpointTree, path: str) -> JsonValue:
         return None
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "*.pt",
     named_step,
     check,

@@ -13,7 +13,7 @@ from midstream_core.restricted_pickle import Record
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
-from midstream_host.driver.checkpoints.rule import RecordedEpoch, Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule, RecordedEpoch
 from midstream_host.driver.checkpoints.sharded_files import (
     check_distributed,
     check_ranks,
@@ -23,7 +23,7 @@ from midstream_host.driver.checkpoints.sharded_files import (
 
 STATE = "trainer_state.json"
 ARGUMENTS = "training_args.bin"
-LARGEST_STATE = 64 << 20  # bytes of it
+MAX_STATE = 64 << 20  # bytes of it
 WITHOUT_LENGTH = 1 << 31  # epochs from which on the data have no length: it writes sys.maxsize
 SENTINEL = "checkpoint-is-incomplete.txt"
 _NAME = re.compile(r"^checkpoint-(\d+)$")
@@ -38,7 +38,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     if tree.has(SENTINEL):
         raise IncompleteError("{} is there: the trainer has not finished writing it".format(SENTINEL))
     tree.refuse_partial()
@@ -68,7 +68,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     engine = deepspeed.tag_in(tree)
     random = len(list(tree.match(_RANDOM)))
     advice: List[str] = []
@@ -169,17 +169,17 @@ def recorded_epoch(directory: str) -> Optional[RecordedEpoch]:
     Raises RecordError, OSError.
     """
     try:
-        value: Any = records.read_json(posixpath.join(directory, STATE), LARGEST_STATE)
+        value: Any = records.read_json(posixpath.join(directory, STATE), MAX_STATE)
     except FileNotFoundError:
         return None
-    found = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
-    epochs, step = found.get("num_train_epochs"), found.get("global_step")
+    state = cast("Dict[str, Any]", value) if isinstance(value, dict) else {}
+    epochs, step = state.get("num_train_epochs"), state.get("global_step")
     if type(epochs) is not int or type(step) is not int or step < 0:
         return None
     return RecordedEpoch(step, epochs < WITHOUT_LENGTH)
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "checkpoint-*",
     named_step,
     check,

@@ -14,7 +14,7 @@ from midstream_core import records
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
-from midstream_host.driver.checkpoints.rule import OtherPlace, Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule, OtherPlace
 
 METADATA = "metadata.json"
 _NAME = re.compile(r"^step-(\d+)$")
@@ -33,12 +33,12 @@ def named_step(name: str) -> Optional[int]:
 
     ``step-N`` is written after update N, counted from 0.
     """
-    found = number_in(name, _NAME)
-    return None if found is None else found + 1
+    number = number_in(name, _NAME)
+    return None if number is None else number + 1
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa: ARG001  it loads on any number
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     tree.require(METADATA, "it is written last")
     metadata = tree.json(METADATA)
     step, named = metadata.get("step"), number_in(tree.name, _NAME)
@@ -52,7 +52,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:  # noqa:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     advice: List[str] = []
     if tree.json(METADATA).get("is_temporary") is True:
         advice.append("it is a temporary checkpoint, which Levanter deletes when it has written a newer one")
@@ -117,8 +117,8 @@ def _flag(words: Sequence[str], name: str) -> str:
 
 def _named(text: str, name: str) -> str:
     """Return a value of a YAML text by its name, wherever it is."""
-    found = re.search(r"(?:^\s+|[{,]\s*)" + _VALUE.format(name), text, re.M)
-    return found.group(1) if found else ""
+    match = re.search(r"(?:^\s+|[{,]\s*)" + _VALUE.format(name), text, re.M)
+    return match.group(1) if match else ""
 
 
 def _id_of(text: str) -> str:
@@ -129,11 +129,11 @@ def _id_of(text: str) -> str:
     flow = re.search(r"[{,]\s*" + _VALUE.format("id"), trainer.group("flow"))
     block = trainer.group("block")
     indent = re.match(r" *", block.lstrip("\n")) if flow is None else None
-    found = flow or re.search("^" + (indent.group(0) if indent else "") + _VALUE.format("id"), block, re.M)
-    return found.group(1) if found else ""
+    match = flow or re.search("^" + (indent.group(0) if indent else "") + _VALUE.format("id"), block, re.M)
+    return match.group(1) if match else ""
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "**/step-*",
     named_step,
     check,

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, cast
 from midstream_host.driver.checkpoints import deepspeed
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree, number_in
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.sharded_files import METADATA, check_distributed
 
 META = "meta.pt"  # of a sharded checkpoint: everything but tensors
@@ -22,7 +22,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Return the step; see `Rule.check`."""
+    """Return the step; see `CheckpointRule.check`."""
     tree.refuse_partial()
     if not tree.has(""):
         if tree.below(_ENGINE):
@@ -39,7 +39,7 @@ def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint; see `Rule.saved_state`."""
+    """Describe a checkpoint; see `CheckpointRule.saved_state`."""
     value = _value(tree)
     sharded = not tree.has("")
     stored = _loader_states(value)
@@ -78,10 +78,10 @@ def _loader_states(value: Dict[Any, Any]) -> bool:
     place: Any = value
     for name in ("loops", "fit_loop", "state_dict", "combined_loader"):
         place = cast("Dict[Any, Any]", place).get(name) if isinstance(place, dict) else None
-    return isinstance(place, list) and any(bool(one) for one in cast("List[Any]", place))
+    return isinstance(place, list) and any(bool(state) for state in cast("List[Any]", place))
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "**/*.ckpt",
     named_step,
     check,

@@ -11,7 +11,7 @@ from midstream_core.json_types import JsonObject, JsonValue, int_of, object_or_e
 from midstream_host.driver.checkpoints.array_files import check_arrays
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError, SavedState
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
-from midstream_host.driver.checkpoints.rule import Rule
+from midstream_host.driver.checkpoints.rule import CheckpointRule
 from midstream_host.driver.checkpoints.step_names import step_in
 
 METADATA = "_CHECKPOINT_METADATA"
@@ -33,7 +33,7 @@ def named_step(name: str) -> Optional[int]:
 
 
 def check(tree: CheckpointTree, ranks: Optional[int]) -> Optional[int]:
-    """Check the files; see `Rule.check`.
+    """Check the files; see `CheckpointRule.check`.
 
     ``ranks``: processes that save. Each that had a part of an array to write has a store of its own.
     """
@@ -78,7 +78,7 @@ def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict
     described = tree.json(prefix + TREE)
     if not _has_stores(names):
         raise IncompleteError("{}manifest.ocdbt is missing, and there are no arrays of zarr".format(prefix))
-    processes = {int(found.group(1)) for found in map(_PROCESS.match, names) if found}
+    processes = {int(match.group(1)) for match in map(_PROCESS.match, names) if match}
     if "manifest.ocdbt" not in names:
         if processes:
             raise IncompleteError(
@@ -90,7 +90,7 @@ def _checked_item(tree: CheckpointTree, item: str, ranks: Optional[int]) -> Dict
     if processes - set(range(ranks)):
         raise IncompleteError("{} processes wrote it, and the run has {}".format(max(processes) + 1, ranks))
     # A process that had no part of an array to write has no store, and lists the arrays all the same.
-    lists = {int(found.group(1)) for found in map(_LISTED.fullmatch, names) if found}
+    lists = {int(match.group(1)) for match in map(_LISTED.fullmatch, names) if match}
     split = _is_split(tree.json(prefix + SHARDING)) if SHARDING in names else False
     for rank in range(ranks):
         if rank not in processes and (split or rank not in lists):
@@ -138,7 +138,7 @@ def _axes(part: JsonValue) -> List[JsonValue]:
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:
-    """Describe a checkpoint, by the names of the arrays; see `Rule.saved_state`."""
+    """Describe a checkpoint by the names of the arrays; see `CheckpointRule`."""
     names = " ".join(
         " ".join(object_or_empty(tree.json(path).get("tree_metadata")))
         for path in sorted(tree.sizes)
@@ -159,7 +159,7 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     )
 
 
-RULE = Rule(
+RULE = CheckpointRule(
     "*[0-9]*",
     named_step,
     check,

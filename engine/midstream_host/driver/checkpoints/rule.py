@@ -36,11 +36,11 @@ class RecordedEpoch:
     sized: bool
 
 
-def _always(found: Checkpoint) -> bool:  # noqa: ARG001 (of `Rule.shows_end`)
+def _always(checkpoint: Checkpoint) -> bool:  # noqa: ARG001 (of `CheckpointRule.shows_end`)
     return True
 
 
-class Rule(NamedTuple):
+class CheckpointRule(NamedTuple):
     """A rule of checkpoints. Each module that is listed in `RULES` has one.
 
     Attributes:

@@ -11,7 +11,7 @@ import os
 import posixpath
 from typing import Iterator, List, Set, Tuple
 
-MOST_ENTRIES = 50_000  # names looked at
+MAX_ENTRIES = 50_000  # names looked at
 DEEPEST = 8  # folders that ** stands for
 GIVEN_UP = "given-up-by-attempt-"  # begins the names of directories with what earlier attempts wrote
 
@@ -32,8 +32,8 @@ def search(directory: str, pattern: str) -> List[str]:
     parts = pattern.split("/")
     if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in pattern:
         raise SearchError("the pattern {!r} is not a path below the directory".format(pattern[:200]))
-    found = _Search(directory)
-    return sorted(set(found.run("", parts, 0)))
+    search_state = _Search(directory)
+    return sorted(set(search_state.run("", parts, 0)))
 
 
 class _Search:
@@ -68,8 +68,8 @@ class _Search:
                     if entry.name.startswith(GIVEN_UP):
                         continue  # its checkpoints and metrics are of steps that were given up
                     self._seen += 1
-                    if self._seen > MOST_ENTRIES:
-                        raise SearchError("{} has more than {} entries".format(self._directory, MOST_ENTRIES))
+                    if self._seen > MAX_ENTRIES:
+                        raise SearchError("{} has more than {} entries".format(self._directory, MAX_ENTRIES))
                     is_folder = entry.is_dir(follow_symlinks=False)
                     yield entry.name, is_folder or (entry.is_symlink() and self._is_followed(entry.path))
         except FileNotFoundError:
@@ -85,6 +85,6 @@ class _Search:
         return True
 
 
-def _share(one: str, other: str) -> bool:
+def _share(variable: str, other: str) -> bool:
     """Return whether one of two folders is the other, or in it."""
-    return os.path.commonpath([one, other]) in (one, other)
+    return os.path.commonpath([variable, other]) in (variable, other)

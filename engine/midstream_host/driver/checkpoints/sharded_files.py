@@ -26,7 +26,7 @@ _INDEX = re.compile(r"(?:.*/)?[^/]+\.(?:safetensors|bin)\.index\.json")
 _COUNTED_APART = re.compile(
     r"(?:^|[._])(?:model|optim|optimizers?|(?:lr_)?schedulers?|(?:train_)?data_?loader|sampler)(?:[._]|$)"
 )
-_MOST_STATED = 16  # numbers that may be the step
+_MAX_STATED = 16  # numbers that may be the step
 _ADAPTER = re.compile(r"((?:.*/)?)adapter_config\.json")  # of PEFT, written after the weights
 
 
@@ -35,10 +35,10 @@ def check_weights(tree: CheckpointTree) -> bool:
 
     Files in every folder of the checkpoint count. Raises IncompleteError.
     """
-    names = [found.group(0) for found in tree.match(_WEIGHTS)]
+    names = [match.group(0) for match in tree.match(_WEIGHTS)]
     indexed: Set[str] = set()
-    for found in tree.match(_INDEX):
-        index = found.group(0)
+    for match in tree.match(_INDEX):
+        index = match.group(0)
         listed: object = tree.json(index).get("weight_map")
         if not isinstance(listed, dict):
             raise IncompleteError("{} lists no files".format(index))
@@ -47,8 +47,8 @@ def check_weights(tree: CheckpointTree) -> bool:
             if path not in names:
                 raise IncompleteError("{} is missing, which {} lists".format(path[:200], index))
             indexed.add(path)
-    for found in tree.match(_ADAPTER):
-        folder = found.group(1)
+    for match in tree.match(_ADAPTER):
+        folder = match.group(1)
         if not any(name.startswith(folder + "adapter_model") for name in names):
             raise IncompleteError("{}adapter_model.safetensors is missing, the weights of an adapter".format(folder))
     for name in names:
@@ -86,7 +86,7 @@ def check_distributed(tree: CheckpointTree, folder: str = "", ranks: Optional[in
         tree.require(prefix + METADATA, "it is written last")
         return _checked_metadata(tree, prefix, METADATA)
     pattern = re.compile(re.escape(prefix) + _OF_RANK)
-    present = {int(found.group(1)) for found in tree.match(pattern)}
+    present = {int(match.group(1)) for match in tree.match(pattern)}
     expected = max(present) + 1 if ranks is None else ranks
     for rank in range(expected):
         tree.require("{}__{}.metadata".format(prefix, rank), "the metadata of rank {}".format(rank))
@@ -100,10 +100,10 @@ def check_distributed(tree: CheckpointTree, folder: str = "", ranks: Optional[in
     names: Dict[str, None] = {}
     small: Dict[str, dcp_metadata.Place] = {}
     for rank in sorted(present):
-        found = _checked_metadata(tree, prefix, "__{}.metadata".format(rank))
-        ends.update(found.ends)
-        names.update(dict.fromkeys(found.names))
-        small.update(found.small)
+        metadata = _checked_metadata(tree, prefix, "__{}.metadata".format(rank))
+        ends.update(metadata.ends)
+        names.update(dict.fromkeys(metadata.names))
+        small.update(metadata.small)
     return DcpMetadata(ends, list(names), small)
 
 
@@ -115,26 +115,26 @@ def distributed_step(tree: CheckpointTree, metadata: DcpMetadata) -> Optional[in
     """
     named = [(len(parts), name) for name in metadata.small for parts in [name.split(".")]
              if parts[-1] in STEP_NAMES and not _COUNTED_APART.search(".".join(parts[:-1]))]  # fmt: skip
-    names = sorted(name for depth, name in named if depth == min(named)[0])[:_MOST_STATED]
-    found = {
+    names = sorted(name for depth, name in named if depth == min(named)[0])[:_MAX_STATED]
+    steps = {
         step_of_number(dcp_metadata.number(tree.full(place.file), place))
         for place in (metadata.small[name] for name in names)
     } - {None}
-    return found.pop() if len(found) == 1 else None
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _checked_metadata(tree: CheckpointTree, prefix: str, name: str) -> DcpMetadata:
     path = prefix + name
-    found = cast(DcpMetadata, tree.checked(path, lambda: dcp_metadata.read(tree.full(path))))
-    if not found.ends:
+    metadata = cast(DcpMetadata, tree.checked(path, lambda: dcp_metadata.read(tree.full(path))))
+    if not metadata.ends:
         raise IncompleteError("{} names no files".format(path))
-    for file, end in sorted(found.ends.items()):
+    for file, end in sorted(metadata.ends.items()):
         size = tree.sizes.get(prefix + file)
         if size is None:
             raise IncompleteError("{} is missing, which {} names".format(prefix + file, path))
         if size < end:
             raise IncompleteError("{} has {} bytes, and {} names {}".format(prefix + file, size, path, end))
-    return found
+    return metadata
 
 
 def check_ranks(tree: CheckpointTree, template: str, ranks: Optional[int], what: str) -> int:
@@ -147,7 +147,7 @@ def check_ranks(tree: CheckpointTree, template: str, ranks: Optional[int], what:
     """
     before, after = template.split("{}")
     pattern = re.compile(re.escape(before) + r"(\d{1,6})" + re.escape(after))
-    present: List[int] = sorted(int(found.group(1)) for found in tree.match(pattern))
+    present: List[int] = sorted(int(match.group(1)) for match in tree.match(pattern))
     expected = ranks if ranks is not None else (present[-1] + 1 if present else 0)
     for rank in range(expected):
         tree.require(template.format(rank), "the {} of rank {}".format(what, rank))
@@ -164,5 +164,7 @@ def check_ranks(tree: CheckpointTree, template: str, ranks: Optional[int], what:
 
 def distributed_folders(tree: CheckpointTree, pattern: str) -> List[str]:
     """Folders of the first level whose name matches and that have files."""
-    wanted = re.compile(pattern)
-    return sorted({path.split("/")[0] for path in tree.sizes if "/" in path and wanted.fullmatch(path.split("/")[0])})
+    expression = re.compile(pattern)
+    return sorted(
+        {path.split("/")[0] for path in tree.sizes if "/" in path and expression.fullmatch(path.split("/")[0])}
+    )

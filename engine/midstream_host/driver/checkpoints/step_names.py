@@ -10,7 +10,7 @@ from typing import Optional
 
 # Names of a step in the state. A number behind another one ("steps", "iterations") may be that of the complete run.
 STEP_NAMES = ("global_step", "global_steps", "step", "iter_num", "iteration", "iter", "it", "update")
-LONGEST = 18  # digits of a number
+MAX_DIGITS = 18  # digits of a number
 # 2026-11-28, 20261128, with a time behind it or not: 2026-11-28_23-47-57.044119, 20261128T235811Z
 _MOMENT = re.compile(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])"
@@ -45,16 +45,16 @@ def step_in(name: str) -> Optional[int]:
     named = _STEP.findall(stem)
     if named:
         return _value(named[-1])
-    found = _END.search(stem)
-    if found is None:
+    match = _END.search(stem)
+    if match is None:
         return None
-    before = stem[: found.start("number")]
+    before = stem[: match.start("number")]
     if re.search(r"\d[.,]$|\d[eE][-+]?$", before):  # the end of a decimal
         return None
     word = _WORD.search(before)
     if word is not None and _OTHER.fullmatch(word.group(1)):
         return None
-    return _value(found.group("number"))
+    return _value(match.group("number"))
 
 
 def step_of_number(number: Optional[float]) -> Optional[int]:
@@ -63,4 +63,4 @@ def step_of_number(number: Optional[float]) -> Optional[int]:
 
 
 def _value(digits: str) -> Optional[int]:
-    return int(digits) if len(digits) <= LONGEST else None
+    return int(digits) if len(digits) <= MAX_DIGITS else None

@@ -14,7 +14,7 @@ from midstream_host.driver.metrics.rows import Columns, Point
 from midstream_host.driver.metrics.text_lines import LineSplitter
 
 PATTERN = "**/metrics.csv"
-MOST_COLUMNS = 4096
+MAX_COLUMNS = 4096
 
 
 class CsvParser:
@@ -63,7 +63,7 @@ class CsvParser:
             if not cells:
                 continue
             if not self._header:
-                self._header = cells[:MOST_COLUMNS]
+                self._header = cells[:MAX_COLUMNS]
                 if not set(self._columns.step_names) & set(self._header):
                     problem = problem or self._columns.without_step
                 continue

@@ -16,10 +16,10 @@ from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.parser import Parser
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, Row, RowsOfPart
 
-MOST_FILES = 128  # the newest; a run of many attempts has a file for each
+MAX_FILES = 128  # the newest; a run of many attempts has a file for each
 READ = 4 << 20  # bytes of a file in one poll
 BUDGET = 8 << 20  # bytes of all files in one poll: about two seconds of parsing
-LARGEST_READ = 16 << 20  # bytes, where one record is longer than that
+MAX_READ = 16 << 20  # bytes, where one record is longer than that
 MARK = 64  # bytes at a file's beginning and before the offset, by which a replaced file is recognised
 
 
@@ -95,15 +95,15 @@ class FileReader:
             SearchError: The pattern is no relative one, or the directory has too many entries.
             OSError: The directory cannot be read.
         """
-        found: List[RowsOfPart] = []
+        rows: List[RowsOfPart] = []
         paths = self._paths()
         for path, followed in self._renamed(paths):
             rest = PointMerger(followed.open).flush()
             if rest:
-                found.append(RowsOfPart(path, followed.part, self._rows(rest)))
-        left = BUDGET
+                rows.append(RowsOfPart(path, followed.part, self._rows(rest)))
+        budget = BUDGET
         for path in paths:
-            if left <= 0:
+            if budget <= 0:
                 break
             before = self._files[path].offset if path in self._files else 0
             try:
@@ -113,15 +113,15 @@ class FileReader:
             except (OSError, records.RecordError) as error:
                 part = self._files[path].part if path in self._files else self._parts
                 read = RowsOfPart(path, part, [], "it cannot be read: {}".format(error)[:400])
-            left -= max(0, self._files[path].offset - before) if path in self._files else 0
+            budget -= max(0, self._files[path].offset - before) if path in self._files else 0
             if read.rows or read.problem:
-                found.append(read)
-        return found
+                rows.append(read)
+        return rows
 
     def _paths(self) -> List[str]:
         """Return known files in the order of their parts, then new ones, oldest first.
 
-        Of them all, only the newest ``MOST_FILES`` are returned.
+        Of them all, only the newest ``MAX_FILES`` are returned.
         """
         ages: Dict[str, Tuple[int, float, str]] = {}
         for path in search(self._directory, self._pattern):
@@ -130,7 +130,7 @@ class FileReader:
             except OSError:
                 continue
             ages[path] = (self._files[path].part if path in self._files else 1 << 62, changed, path)
-        newest = sorted(ages, key=lambda path: ages[path][1])[-MOST_FILES:]
+        newest = sorted(ages, key=lambda path: ages[path][1])[-MAX_FILES:]
         return sorted(newest, key=ages.__getitem__)
 
     def _renamed(self, paths: List[str]) -> List[Tuple[str, _Followed]]:
@@ -139,14 +139,14 @@ class FileReader:
         A log that is rotated is renamed: its rows are not read a second time.
         """
         before, self._files = self._files, {}
-        known = {(each.device, each.inode): path for path, each in before.items()}
+        known = {(followed.device, followed.inode): path for path, followed in before.items()}
         moved: Dict[str, str] = {}
         for path in paths:
             try:
-                found = os.stat(posixpath.join(self._directory, path))
+                status = os.stat(posixpath.join(self._directory, path))
             except OSError:
                 continue
-            identity = found.st_dev, found.st_ino
+            identity = status.st_dev, status.st_ino
             name = known.get(identity)
             if name is not None:  # a file may have two names
                 own = before.get(path)
@@ -156,7 +156,7 @@ class FileReader:
             name = moved.get(path, path)
             if name in before and (path in moved or name not in taken):
                 self._files[path] = before.pop(name)
-        return [(path, each) for path, each in before.items() if path not in taken]
+        return [(path, followed) for path, followed in before.items() if path not in taken]
 
     def _read(self, path: str) -> RowsOfPart:
         with records.open_regular(posixpath.join(self._directory, path)) as file:
@@ -167,10 +167,10 @@ class FileReader:
             parsed = parser.parse(data, followed.offset)
             if not parsed.consumed and not parsed.problem and len(data) == READ:
                 file.seek(followed.offset)
-                data = file.read(LARGEST_READ)
+                data = file.read(MAX_READ)
                 parsed = parser.parse(data, followed.offset)
-                if not parsed.consumed and len(data) == LARGEST_READ:
-                    parsed = parsed._replace(problem="a record has more than {} bytes".format(LARGEST_READ))
+                if not parsed.consumed and len(data) == MAX_READ:
+                    parsed = parsed._replace(problem="a record has more than {} bytes".format(MAX_READ))
             points = [done for point in parsed.points for done in merger.add(point)]
             if not parsed.consumed:
                 points += merger.flush()
@@ -187,23 +187,23 @@ class FileReader:
 
         A file that was replaced or truncated is a new part.
         """
-        found = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         parser = self._make()
         followed = self._files.get(path)
         if followed is not None:
             parser.restore(followed.parser)
-            same = (followed.device, followed.inode) == (found.st_dev, found.st_ino)
-            same = same and found.st_size >= followed.offset
+            same = (followed.device, followed.inode) == (status.st_dev, status.st_ino)
+            same = same and status.st_size >= followed.offset
             same = same and _mark(file, 0, min(MARK, followed.offset)) == followed.head
             if same and _mark(file, max(0, followed.offset - MARK), followed.offset) == followed.tail:
                 return followed, parser
             file.seek(0)
-            if found.st_size and parser.rewritten(file.read(READ)):
-                followed.device, followed.inode, followed.offset = found.st_dev, found.st_ino, 0
+            if status.st_size and parser.rewritten(file.read(READ)):
+                followed.device, followed.inode, followed.offset = status.st_dev, status.st_ino, 0
                 return followed, parser
             parser = self._make()
         self._parts += 1
-        followed = _Followed(self._parts, found.st_dev, found.st_ino)
+        followed = _Followed(self._parts, status.st_dev, status.st_ino)
         self._files[path] = followed
         return followed, parser
 

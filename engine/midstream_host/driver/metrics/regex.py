@@ -42,9 +42,9 @@ class RegexParser(IndependentLines):
         points: List[Point] = []
         lines, consumed, problem = self._lines.split(data)
         for line in lines:
-            found = self._expression.search(_ESCAPE.sub("", line[:MATCHED]))
-            if found:
-                groups: Dict[str, Any] = found.groupdict(default="")
+            match = self._expression.search(_ESCAPE.sub("", line[:MATCHED]))
+            if match:
+                groups: Dict[str, Any] = match.groupdict(default="")
                 point = self._columns.point({name: value.replace(",", "") for name, value in groups.items()})
                 if point is not None:
                     points.append(point)

@@ -10,9 +10,9 @@ from midstream_core.json_types import JsonValue, list_or_empty
 
 Row = Dict[str, Any]  # global_step, train/loss, optim/learning_rate, time, and what else the source has
 
-MOST_NAMES = 256  # of a row
+MAX_NAMES = 256  # of a row
 NAME_LIMIT = 200  # characters
-LARGEST_STEP = 1 << 53
+MAX_STEP = 1 << 53
 LOSS, LEARNING_RATE, EVAL_LOSS = "train/loss", "optim/learning_rate", "eval/loss"
 # Names in the source, by the name of the column: the first that the source has.
 USUAL: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
@@ -93,7 +93,7 @@ class Columns:
             row["time"] = point.time
         if point.counted:
             row[COUNTED] = COUNTER
-        values = dict(list(point.values.items())[:MOST_NAMES])
+        values = dict(list(point.values.items())[:MAX_NAMES])
         for column, candidates in self._columns():
             found = next((name for name in candidates if name in values), None)
             if found is None and column == LEARNING_RATE:
@@ -147,10 +147,15 @@ def number(value: object) -> Optional[float]:
 
 def integer(value: object) -> Optional[int]:
     """A number that a step may have; None for anything else."""
-    found = number(value)
-    if found is None or not math.isfinite(found) or found != int(found) or not 0 <= found < LARGEST_STEP:
+    value_number = number(value)
+    if (
+        value_number is None
+        or not math.isfinite(value_number)
+        or value_number != int(value_number)
+        or not 0 <= value_number < MAX_STEP
+    ):
         return None
-    return int(found)
+    return int(value_number)
 
 
 def moment(value: object) -> Optional[float]:
@@ -159,10 +164,10 @@ def moment(value: object) -> Optional[float]:
     It may be in seconds, milliseconds, microseconds or nanoseconds. None for another number: a column ``time`` may have
     the seconds of a step, or those since the start. It would be before the trainer's start, and its row history.
     """
-    found = number(value)
-    scales = (scale for scale in (1.0, 1e3, 1e6, 1e9) if found is not None and EARLIEST <= found / scale < LATEST)
+    seconds = number(value)
+    scales = (scale for scale in (1.0, 1e3, 1e6, 1e9) if seconds is not None and EARLIEST <= seconds / scale < LATEST)
     scale = next(scales, None)
-    return None if found is None or scale is None else found / scale
+    return None if seconds is None or scale is None else seconds / scale
 
 
 def finite(value: float) -> Optional[float]:

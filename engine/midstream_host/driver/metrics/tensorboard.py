@@ -7,7 +7,7 @@ from typing import Dict, List, Optional
 
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
-from midstream_host.driver.metrics.rows import LARGEST_STEP, NAME_LIMIT, Columns, Point
+from midstream_host.driver.metrics.rows import MAX_STEP, NAME_LIMIT, Columns, Point
 from midstream_host.formats import protobuf
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
@@ -25,24 +25,24 @@ class TensorBoardParser(IndependentParts):
 
     def __init__(self, columns: Columns) -> None:  # noqa: ARG002
         """``columns`` are not needed: events have their step and their time."""
-        self._left = 0  # bytes of a large record that are passed over
+        self._skip = 0  # bytes of a large record that are passed over
 
     @property
     def state(self) -> JsonValue:
         """Bytes that are passed over."""
-        return self._left
+        return self._skip
 
     def restore(self, state: JsonValue) -> None:
         """Continue; see `Parser.restore`."""
-        self._left = state if type(state) is int and state >= 0 else 0
+        self._skip = state if type(state) is int and state >= 0 else 0
 
     def parse(self, data: bytes, offset: int) -> Parsed:  # noqa: ARG002
         """Parse the complete records; see `Parser.parse`."""
         points: List[Point] = []
         consumed = 0
         while True:
-            passed = min(self._left, len(data) - consumed)
-            consumed, self._left = consumed + passed, self._left - passed
+            passed = min(self._skip, len(data) - consumed)
+            consumed, self._skip = consumed + passed, self._skip - passed
             begin = consumed
             try:
                 for record, end in tf_records(data[begin:]):
@@ -51,12 +51,12 @@ class TensorBoardParser(IndependentParts):
                     if point is not None:
                         points.append(point)
             except LargeRecordError as error:
-                self._left = error.size
+                self._skip = error.size
                 continue
             except FormatError as error:
                 return Parsed(points, consumed, str(error))
-            left = "a record is passed over, at most {} bytes are read; {} are left".format(RECORD_LIMIT, self._left)
-            return Parsed(points, consumed, left if self._left else "")
+            line = "a record is passed over, at most {} bytes are read; {} are left".format(RECORD_LIMIT, self._skip)
+            return Parsed(points, consumed, line if self._skip else "")
 
 
 def _point(event: bytes) -> Optional[Point]:
@@ -72,7 +72,7 @@ def _point(event: bytes) -> Optional[Point]:
             for inner, _, summary in protobuf.fields(protobuf.message(value)):
                 if inner == 1:
                     _add_scalar(values, protobuf.message(summary))
-    return Point(step, time, values) if values and 0 <= step < LARGEST_STEP else None
+    return Point(step, time, values) if values and 0 <= step < MAX_STEP else None
 
 
 def _add_scalar(values: Dict[str, float], summary: bytes) -> None:

@@ -47,8 +47,8 @@ class LineSplitter:
         """
         lines: List[str] = []
         at, long = 0, False
-        for found in self._end.finditer(data):
-            line, at = data[at : found.start()], found.end()
+        for match in self._end.finditer(data):
+            line, at = data[at : match.start()], match.end()
             if not self._passes and len(line) <= LINE_LIMIT:
                 lines.append(line.decode("utf-8", "replace").rstrip("\r"))
             long = long or (not self._passes and len(line) > LINE_LIMIT)

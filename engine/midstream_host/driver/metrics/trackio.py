@@ -18,8 +18,8 @@ from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import COUNTER, Columns, Point, PointMerger, RowsOfPart
 
 PATTERN = "**/*.db"
-MOST_ROWS = 20_000  # of one poll
-MOST_DATABASES = 16
+MAX_ROWS = 20_000  # of one poll
+MAX_DATABASES = 16
 TEXT_LIMIT = 1 << 16  # bytes of a row's JSON
 QUERY_TIMEOUT = 10.0  # seconds
 
@@ -49,15 +49,15 @@ class TrackioReader:
             SearchError: The pattern is no relative one, or the directory has too many entries.
             OSError: The directory cannot be read.
         """
-        found: List[RowsOfPart] = []
-        for path in search(self._directory, self._pattern)[:MOST_DATABASES]:
+        rows: List[RowsOfPart] = []
+        for path in search(self._directory, self._pattern)[:MAX_DATABASES]:
             try:
-                found += self._read(path)
+                rows += self._read(path)
             except FileNotFoundError:
                 continue
             except (sqlite3.Error, OSError, records.RecordError) as error:
-                found.append(RowsOfPart(path, 0, [], "it cannot be read: {}".format(error)[:400]))
-        return found
+                rows.append(RowsOfPart(path, 0, [], "it cannot be read: {}".format(error)[:400]))
+        return rows
 
     def _read(self, path: str) -> List[RowsOfPart]:
         full = posixpath.join(self._directory, path)
@@ -108,12 +108,12 @@ def _query(path: str, after: int) -> List[Tuple[int, str, JsonValue, JsonValue, 
         if not {"id", "timestamp", "run_name", "step", "metrics"} <= names:
             return []
         run = "COALESCE(run_id, run_name)" if "run_id" in names else "run_name"
-        found = database.execute(
+        rows = database.execute(
             "SELECT id, CAST({} AS TEXT), timestamp, step, CASE WHEN LENGTH(metrics) <= ? THEN metrics END "
             "FROM metrics WHERE id > ? ORDER BY id LIMIT ?".format(run),
-            (TEXT_LIMIT, after, MOST_ROWS),
+            (TEXT_LIMIT, after, MAX_ROWS),
         )
-        return [(number, str(run), *rest) for number, run, *rest in found if type(number) is int]
+        return [(number, str(run), *rest) for number, run, *rest in rows if type(number) is int]
 
 
 def _seconds(when: JsonValue) -> Optional[float]:
@@ -130,4 +130,4 @@ def _seconds(when: JsonValue) -> Optional[float]:
 def _numbers(value: JsonValue) -> Dict[str, int]:
     if not isinstance(value, dict):
         return {}
-    return {key: one for key, one in value.items() if type(one) is int and one >= 0}
+    return {key: number for key, number in value.items() if type(number) is int and number >= 0}

@@ -14,8 +14,8 @@ from midstream_host.driver.checkpoints.search import search
 from midstream_host.driver.metrics.rows import Columns, Point, PointMerger, RowsOfPart
 
 PATTERN = "**/trainer_state.json"
-LARGEST = 64 << 20  # bytes
-MOST_ROWS = 20_000  # of one poll
+MAX_SIZE = 64 << 20  # bytes
+MAX_ROWS = 20_000  # of one poll
 
 
 class TrainerStateReader:
@@ -54,7 +54,7 @@ class TrainerStateReader:
             return []
         path = newest[0]
         try:
-            value: JsonValue = records.read_json(posixpath.join(self._directory, path), LARGEST)
+            value: JsonValue = records.read_json(posixpath.join(self._directory, path), MAX_SIZE)
         except FileNotFoundError:
             return []
         except (OSError, records.RecordError) as error:
@@ -68,14 +68,14 @@ class TrainerStateReader:
     def _rows(self, newest: Tuple[str, int, int], entries: List[Dict[str, JsonValue]]) -> List[RowsOfPart]:
         if not self._part or len(entries) < self._count or _digest(entries[: self._count]) != self._digest:
             self._part, self._count = self._part + 1, 0
-        wanted = entries[self._count : self._count + MOST_ROWS]
-        self._count += len(wanted)
+        fresh = entries[self._count : self._count + MAX_ROWS]
+        self._count += len(fresh)
         self._digest = _digest(entries[: self._count])
         if self._count == len(entries):
             self._seen = newest
         merger = PointMerger()
         points: List[Point] = []
-        for entry in wanted:
+        for entry in fresh:
             if "train_runtime" in entry:  # the summary of a finished run: its loss is the mean of all steps
                 continue
             point = self._columns.point(entry)
@@ -87,21 +87,21 @@ class TrainerStateReader:
 
     def _newest(self) -> Optional[Tuple[str, int, int]]:
         """Path, time and inode of the file that was written last."""
-        found: List[Tuple[int, str, int]] = []
+        candidates: List[Tuple[int, str, int]] = []
         for path in search(self._directory, self._pattern):
             try:
                 status = os.stat(posixpath.join(self._directory, path))
             except OSError:
                 continue
-            found.append((status.st_mtime_ns, path, status.st_ino))
-        if not found:
+            candidates.append((status.st_mtime_ns, path, status.st_ino))
+        if not candidates:
             return None
-        time, path, inode = max(found)
+        time, path, inode = max(candidates)
         return path, time, inode
 
 
 def _digest(entries: List[Dict[str, JsonValue]]) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for entry in entries:
-        found.update(json.dumps(entry, sort_keys=True).encode() + b"\n")
-    return found.hexdigest()
+        digest.update(json.dumps(entry, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()

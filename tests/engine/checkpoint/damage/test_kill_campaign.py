@@ -128,7 +128,7 @@ def check(root: Path, saved: list[int]) -> dict[str, Any]:
     """Check the promises (AssertionError where one is broken); return what was found."""
     paths = RunPaths(str(root), "run")
     found = list_checkpoints(paths)
-    assert [entry.flaw for entry in found if entry.flaw] == []
+    assert [entry.damaged for entry in found if entry.damaged] == []
     complete = [entry.step for entry in found if entry.complete]
     newest = newest_complete(paths, None)
     if saved:

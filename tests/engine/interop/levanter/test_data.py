@@ -22,7 +22,7 @@ from midstream_engine.convert import main
 from midstream_engine.data import threefry
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.levanter_cache import INDEX, import_levanter, open_cache
 from midstream_engine.data.mixture import open_data
 from midstream_engine.interop.errors import ConversionError
@@ -51,7 +51,7 @@ def ordered(root: Path, section: dict[str, Any]) -> TrainingBatches:
     assert data.eos == EOS
     directory = import_levanter(str(root), data.caches, data.order, seq_len=POSITIONS, tokenizer="ids:64:63")
     opened = open_data(directory)
-    assert isinstance(opened, Imported)
+    assert isinstance(opened, ImportedData)
     return TrainingBatches(opened, seq_len=POSITIONS, batch_size=BATCH, seed=0, shuffle=False)
 
 

@@ -20,7 +20,7 @@ from midstream_engine.config.load import load_config
 from midstream_engine.convert import main
 from midstream_engine.data.batches import TrainingBatches
 from midstream_engine.data.errors import DataError
-from midstream_engine.data.imported_data import Imported
+from midstream_engine.data.imported_data import ImportedData
 from midstream_engine.data.imported_files import SCHEME
 from midstream_engine.data.mixture import open_data
 from midstream_engine.data.neox_dataset import import_neox
@@ -45,7 +45,7 @@ def imported(root: Path, name: str, where: Path = DATA, vocabulary: int = 64) ->
 @pytest.mark.parametrize("name", ["single", "blended"])
 def test_next_100_updates_read_neoxs_samples(name: str, tmp_path: Path) -> None:
     data = open_data(imported(tmp_path, name))
-    assert isinstance(data, Imported)
+    assert isinstance(data, ImportedData)
     length = EXPECTED["length"] + 1
     batches = TrainingBatches(data, seq_len=length, batch_size=EXPECTED["batch"], seed=0, shuffle=False)
     found = []

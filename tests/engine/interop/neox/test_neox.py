@@ -26,7 +26,7 @@ from midstream_engine.interop.calls import Storage, Tensor
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.directory import find
 from midstream_engine.interop.neox.importer import open_neox
-from midstream_engine.interop.neox.partitions import KINDS, Row
+from midstream_engine.interop.neox.partitions import KINDS, ParameterRow
 from midstream_engine.interop.neox.reader import Read, read
 from midstream_engine.interop.neox.tensors import key_of
 from support.imports import imported_runs, torch_files
@@ -99,7 +99,7 @@ def test_rows_split_over_files_are_joined(cuts: list[int]) -> None:
     """An array of shape [7, 3] is split over ranks, inside a row or between rows."""
     numbers = np.arange(21, dtype=np.float32)
     parts = tuple((held(numbers[start:stop]), 0, stop - start) for start, stop in itertools.pairwise([0, *cuts, 21]))
-    row = Row(parts, (7, 3))
+    row = ParameterRow(parts, (7, 3))
     np.testing.assert_array_equal(np.concatenate(list(row.blocks(row.load()))), row.read())
     np.testing.assert_array_equal(row.read(), numbers.reshape(7, 3))
 
@@ -309,7 +309,7 @@ def test_import_in_small_steps_equals_one_step(name: str, tmp_path: Path, monkey
     from midstream_engine.checkpoint import chunk_grid
     from midstream_engine.interop import archive, chunk_writer, import_run, streamed_import
 
-    for limit, size in (("PACK_BELOW", 64), ("SMALLEST", 256), ("COMFORTABLE", 512), ("LARGEST", 2048)):
+    for limit, size in (("PACK_BELOW", 64), ("MIN_CHUNK", 256), ("COMFORTABLE", 512), ("MAX_CHUNK", 2048)):
         monkeypatch.setattr(chunk_grid, limit, size)
     options = import_run.ImportOptions(without_data=True)
     source = str(NEOX / name)

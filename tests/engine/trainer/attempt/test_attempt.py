@@ -23,7 +23,7 @@ from midstream_engine.runtime import attempt_record as attempts
 from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder, close_metrics
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
 from support.paths import CONFIGS
 
 
@@ -272,7 +272,7 @@ def test_full_disk_at_the_end_is_no_failure_of_the_attempt(
 
 def test_metrics_on_a_full_disk_hide_no_reason(caplog: pytest.LogCaptureFixture) -> None:
     def end_of_training() -> None:
-        metrics = Recorder(MetricsFile("/dev/full"))
+        metrics = MetricsRecorder(MetricsFile("/dev/full"))
         try:
             metrics.write({"global_step": 1})
             raise FencedError("the run belongs to another host")
@@ -296,5 +296,5 @@ def test_initial_command_is_not_executed_again(tmp_path: Path) -> None:
 def test_agreement_merges_facts_and_requests(tmp_path: Path) -> None:
     requests = Requests(Signals(), CommandFile(str(tmp_path / "command.json")))
     known = Known(epoch=3, due=True, busy=True, failed=1)
-    assert requests.look(known).known == known
-    assert requests.look().known == Known()
+    assert requests.look(known).facts == known
+    assert requests.look().facts == Known()

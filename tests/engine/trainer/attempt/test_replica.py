@@ -22,7 +22,7 @@ from midstream_core.attempt.errors import EngineError, FencedError
 from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.attempt import parameter_drift
 from midstream_engine.attempt.parameter_drift import LateMeasurement
-from midstream_engine.attempt.replica import Outcome, Replay
+from midstream_engine.attempt.replica import ReplayResult, Replica
 from midstream_engine.attempt.run_attempt import promote
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
 from midstream_engine.computation.setup import prepare
@@ -32,7 +32,7 @@ from midstream_engine.loop.requests import Known, Wanted
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.runtime.attempt_record import Attempt, open_attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
-from midstream_engine.tracking.metrics_recorder import Recorder
+from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 from midstream_host.runs.attempts import EXIT_TIMEOUT
 from support.checkpoints.checkpoint_states import save
 from support.engines.engine_process import train_all
@@ -136,7 +136,7 @@ def test_replica_with_a_state_that_is_not_finite_is_not_promoted(trained: Path, 
 
 
 def test_replica_checks_its_state_again_when_it_takes_over() -> None:
-    replica: Any = Replay.__new__(Replay)
+    replica: Any = Replica.__new__(Replica)
     replica.step = 80
     replica._promotion = records.Command(records.PROMOTE, epoch=2, step=80)
     replica._finite = FiniteCheck.__new__(FiniteCheck)
@@ -146,7 +146,7 @@ def test_replica_checks_its_state_again_when_it_takes_over() -> None:
 
 
 def test_rows_that_waited_for_room_are_rows_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica, path = Replay.__new__(Replay), tmp_path / "replay.jsonl"
+    replica, path = Replica.__new__(Replica), tmp_path / "replay.jsonl"
     untyped: Any = replica
     untyped.step, untyped.state, untyped._kept, untyped._leads = 81, None, None, True
     untyped._promotion = records.Command(records.PROMOTE, epoch=2, step=80)
@@ -154,7 +154,7 @@ def test_rows_that_waited_for_room_are_rows_of_the_run(tmp_path: Path, monkeypat
     path.write_text('{"global_step": 79}\n{"global_step": 80, "train/loss": 1.0}\n{"global_step": 81}\n{"global_st')
     untyped._replayed = str(path)
     untyped._status = SimpleNamespace(update=lambda **_: None)
-    untyped._recorder = Recorder(MetricsFile(str(path)))
+    untyped._recorder = MetricsRecorder(MetricsFile(str(path)))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -182,9 +182,9 @@ class Replaying:
         compiled: Any = SimpleNamespace(setup=setup, programs=None)
         requests: Any = SimpleNamespace(look=look)
         state: Any = 0
-        self.replay = Replay(compiled, requests, self.attempt, self.status, state, 0)
+        self.replay = Replica(compiled, requests, self.attempt, self.status, state, 0)
 
-    def run(self) -> Outcome:
+    def run(self) -> ReplayResult:
         try:
             return self.replay.replay()
         finally:
@@ -203,10 +203,10 @@ def test_replica_processes_leave_together_without_a_lease(
     def look(known: Known | None = None) -> Wanted:
         offered.append(known or Known())
         assert len(offered) == 1
-        return Wanted(known=Known(due=True))
+        return Wanted(facts=Known(due=True))
 
     replaying = Replaying(tmp_path, process, look)
-    assert replaying.run() == Outcome(None)
+    assert replaying.run() == ReplayResult(None)
     assert offered[0].due == (process == 0)
     assert replaying.replay._known(1).due == (process == 0), "at each boundary"
     assert "lease was not renewed" in replaying.status.value.message
@@ -216,7 +216,7 @@ def test_only_process_0_writes_the_rows_of_a_replay(tmp_path: Path) -> None:
     """The processes may share the directory, and the other ones' rows have no digest of the batch."""
     for process in (1, 0):
         replaying = Replaying(tmp_path / str(process), process, lambda _known: Wanted(stop=True))
-        assert replaying.run() == Outcome(None)
+        assert replaying.run() == ReplayResult(None)
         assert Path(replaying.attempt.files.replay).exists() == (process == 0)
     follower = Replaying(tmp_path / "1", 1, Wanted).replay
     follower._promotion, follower.step = records.Command(records.PROMOTE, epoch=2, step=2), 2
@@ -245,7 +245,7 @@ def test_metrics_on_a_full_disk_hide_no_reason_of_a_replica(tmp_path: Path) -> N
 
     replaying = Replaying(tmp_path, 0, look)
     replaying.replay._recorder.close()
-    replaying.replay._recorder = Recorder(MetricsFile("/dev/full"))
+    replaying.replay._recorder = MetricsRecorder(MetricsFile("/dev/full"))
     replaying.replay._recorder.write({"global_step": 1})
     with pytest.raises(FencedError, match="passed to three"):
         replaying.run()
@@ -326,7 +326,7 @@ def test_failure_of_a_promoted_replica_waits_for_no_measurement(
     saver: Any = SimpleNamespace(save=lambda *_: None)
     metrics: Any = SimpleNamespace(write=lambda _row: None)
     with contextlib.suppress(EngineError), contextlib.ExitStack() as threads:
-        promote(attempt, Outcome(command, SimpleNamespace(), 7, (), kept), saver, metrics, threads)  # pyright: ignore
+        promote(attempt, ReplayResult(command, SimpleNamespace(), 7, (), kept), saver, metrics, threads)  # pyright: ignore
         if fails:
             raise EngineError("a collective has failed")
     assert offered == [0.0 if fails else parameter_drift.END_TIMEOUT]

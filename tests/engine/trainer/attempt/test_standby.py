@@ -192,7 +192,7 @@ def test_standby_processes_leave_together_without_a_lease(
     def look(known: Known) -> Wanted:
         offered.append(known)
         assert len(offered) == 1
-        return Wanted(known=Known(due=True))
+        return Wanted(facts=Known(due=True))
 
     files: Any = SimpleNamespace(lease=str(tmp_path / "lease"))
     attempt: Any = SimpleNamespace(files=files, epoch=2, processes=Processes(process, 2))

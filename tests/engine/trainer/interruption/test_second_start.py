@@ -15,6 +15,7 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.migrate.proof import restore_evidence
 from midstream_core import records
+from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_core.records import Fence
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_host.runs import standby_state
@@ -37,8 +38,8 @@ def wait(look: Callable[[], bool], *engines: Engine) -> None:
         time.sleep(0.05)
 
 
-def committed(paths: records.RunPaths) -> list[records.Manifest]:
-    return [each.manifest for each in list_checkpoints(paths) if each.manifest is not None]
+def committed(paths: records.RunPaths) -> list[ListedCheckpoint]:
+    return [checkpoint for checkpoint in list_checkpoints(paths) if checkpoint.complete]
 
 
 def start_twice(one: Path, two: Path, url: str, extra: dict[str, str]) -> None:

@@ -21,7 +21,7 @@ import pytest
 from midstream_core import records
 from midstream_host import supervise
 from midstream_host.memory_kills import MemoryKills
-from midstream_host.supervise import START_FACTOR, Progress
+from midstream_host.supervise import START_FACTOR, StallTimer
 from support.checkpoints.trees import SOURCES
 
 WRITER = """
@@ -340,7 +340,7 @@ def status(state: str, step: int) -> records.Status:
 
 
 def test_stall_timeout_follows_step_times() -> None:
-    progress = Progress(10.0, 0.0)
+    progress = StallTimer(10.0, 0.0)
     assert not progress.stalled_seconds(status(records.COMPILING, 0), 1.0)
     assert not progress.stalled_seconds(status(records.COMPILING, 0), 1.0 + 10 * START_FACTOR), (
         "compiling may take longer"
@@ -353,7 +353,7 @@ def test_stall_timeout_follows_step_times() -> None:
 
 
 def test_waiting_for_command_is_no_stall() -> None:
-    progress = Progress(10.0, 0.0)
+    progress = StallTimer(10.0, 0.0)
     for state in (records.WAITING, records.ON_STANDBY):
         assert not progress.stalled_seconds(status(state, 3), 1.0)
         assert not progress.stalled_seconds(status(state, 3), 1e6)

@@ -13,7 +13,8 @@ from midstream.check.check_result import FAIL, WARN
 from midstream.counts import count
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui.actions import Actions
-from midstream.watch.snapshot import CheckpointView, RunView
+from midstream.watch.snapshot import RunView
+from midstream_core.listed_checkpoint import ListedCheckpoint
 
 CONCURRENCY = 4  # verifications at a time: each reads a checkpoint
 VERIFIED, DAMAGED, UNKNOWN = "verified", "damaged", "not checked"
@@ -78,7 +79,7 @@ class CheckpointVerifications:
         for run, place in zip(self._runs, self._places, strict=True):
             yield run.host, run.store, run.checkpoints[place].size
 
-    def _checkpoint(self, index: int) -> tuple[RunView, CheckpointView]:
+    def _checkpoint(self, index: int) -> tuple[RunView, ListedCheckpoint]:
         run = self._runs[index]
         return run, run.checkpoints[self._places[index]]
 

@@ -1,0 +1,35 @@
+"""A checkpoint in a list: of a run directory, a bucket, a host's report."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Dict
+
+from midstream_core.json_types import JsonValue
+from midstream_core.records import CHECKPOINT_NAME
+
+# A fleet of 100,000 runs has several times as many.
+_SLOTS: Dict[str, bool] = {"slots": True} if sys.version_info >= (3, 10) else {}
+
+
+@dataclasses.dataclass(frozen=True, **_SLOTS)
+class ListedCheckpoint:
+    """A directory of a checkpoint; without a readable manifest it has the defaults."""
+
+    name: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
+    step: int
+    attempt: int
+    complete: bool  # it has a readable manifest; else its save was interrupted or is running, or it is damaged
+    accepted: bool  # by the fence
+    size: int = 0  # bytes
+    created: float = 0.0
+    root_digest: str = ""
+    epoch: int = 0
+    pinned: bool = False
+    damaged: str = ""  # why its manifest, which exists, cannot be read
+    start: int = 0  # number of the start that committed it
+
+    def to_json(self) -> Dict[str, JsonValue]:
+        """Return its fields by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
