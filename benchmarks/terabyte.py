@@ -225,7 +225,7 @@ def plan(path: Path, hosts: int) -> dict[str, Any]:
     try:
         pool.prepare()
         snapshot = Snapshot(1, time.time(), views, (view,))
-        found = make_plan(fleet, pool, snapshot, Request("r", "target", mode="warm"))
+        found = make_plan(pool, snapshot, Request("r", "target", mode="warm"))
     finally:
         pool.close()
     lines, shape, size = describe(found), found.shape, found.estimate.checkpoint_bytes

@@ -45,7 +45,7 @@ def test_check_of_host_pair_compares_accelerators(lab: Lab) -> None:
     for devices, state in ((2, PASS), (4, FAIL)):
         fleet = Fleet({"a": a.config, "b": replace(b.config, devices=devices)}, pair)
         hosts = HostPool(fleet)
-        found = list(check_target(fleet, hosts, fleet.target("pair")))
+        found = list(check_target(hosts, fleet.target("pair")))
         assert abs(clock_skew(hosts.get("a"))) < 0.5, "the same machine has the same clock"
         hosts.close()
         shared = by_name(found)
@@ -215,7 +215,7 @@ def test_check_lists_the_bucket_of_a_store(tmp_path: Path, monkeypatch: pytest.M
             ("s3://rusn/ours", WARN, "this machine cannot list s3://rusn/ours: there is no bucket rusn"),
         ):
             fleet = parse_fleet(f"hosts:\n  here: {{type: local, root: {tmp_path}, store: '{url}'}}\n")
-            found = by_name(list(check_target(fleet, HostPool(fleet), fleet.target("here"))), "here")["bucket"]
+            found = by_name(list(check_target(HostPool(fleet), fleet.target("here"))), "here")["bucket"]
             assert (found.state, found.detail) == (state, detail)
 
 

@@ -15,7 +15,6 @@ from midstream_host.runs.writers import Writer
 from midstream_host.verify import tree
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host import Host
     from midstream.hosts.host_pool import HostPool
     from midstream.providers.provider import Slice
@@ -111,7 +110,6 @@ class Examined:
 
 
 def find_leftovers(
-    fleet: Fleet,
     hosts: HostPool,
     run_id: str = "",
     *,
@@ -123,8 +121,7 @@ def find_leftovers(
     With ``remove``, remove them. Consent covers what was shown: of the others, and of what has changed, nothing is.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         run_id: The run; empty for all.
         remove: Remove what may be removed.
         agreed: The leftovers that were listed and agreed to; None: all that are found.
@@ -132,6 +129,7 @@ def find_leftovers(
     Raises:
         DamagedError: The records of ``run_id`` are damaged on a host that may own it.
     """
+    fleet = hosts.fleet
     known: dict[str, list[str]] = {}  # run -> hosts that show it
     stores: dict[tuple[str, str], None] = {}  # run, URL of its checkpoints
     damaged: dict[str, DamagedError] = {}  # of the run that is named, by host
@@ -159,14 +157,14 @@ def find_leftovers(
                     damaged[name] = error
                 yield Skipped(name, each, error)
     if damaged:
-        _refuse_owners_damage(fleet, hosts, run_id, known[run_id], damaged)
+        _refuse_owners_damage(hosts, run_id, known[run_id], damaged)
     unknown = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)] if stores else []
     for each, store in stores:
-        yield from _in_bucket(fleet, hosts, each, store, known[each], unknown, remove, agreed)
+        yield from _in_bucket(hosts, each, store, known[each], unknown, remove, agreed)
 
 
 def _refuse_owners_damage(
-    fleet: Fleet, hosts: HostPool, run_id: str, names: Collection[str], damaged: Mapping[str, DamagedError]
+    hosts: HostPool, run_id: str, names: Collection[str], damaged: Mapping[str, DamagedError]
 ) -> None:
     """Raise the error of a host whose damaged records may be those of the run's owner.
 
@@ -182,7 +180,7 @@ def _refuse_owners_damage(
         except HostError as error:
             raise damaged.get(name, error) from None
         copies.append(HostCopy(name, found.fence, found.ownership))
-    judgement = OwnerJudge(fleet).judge(run_id, copies)
+    judgement = OwnerJudge(hosts.fleet).judge(run_id, copies)
     for name, error in damaged.items():
         if judgement.chain is None or name in judgement.owner_hosts:
             raise error
@@ -219,7 +217,6 @@ def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftov
 
 
 def _in_bucket(
-    fleet: Fleet,
     hosts: HostPool,
     run_id: str,
     store: str,
@@ -242,7 +239,7 @@ def _in_bucket(
         except HostError as error:
             unreachable.append(name)
             yield Skipped(name, run_id, error)
-    bucket_run = BucketRun(store, run_id, access_for(fleet, store))
+    bucket_run = BucketRun(store, run_id, access_for(hosts.fleet, store))
     for entry in bucket_run.leftovers(BucketWriters(reports, unreachable)):
         found = Leftover(names[0], run_id, **entry)
         if remove:

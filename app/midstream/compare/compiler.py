@@ -142,7 +142,7 @@ class Compilers:
 
         Args:
             fleet: The fleet.
-            hosts: Connections to its hosts.
+            hosts: Connections to the fleet's hosts.
             compile_on: A host of the fleet file; None: this machine.
             report: Receives the progress.
             cancel: Ends the compilation when it is set.

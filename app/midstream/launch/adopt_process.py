@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import reporter_of
 from midstream.launch.initial_run_file import RUN_FILE, launcher_of, look_at, split_place
@@ -25,7 +24,6 @@ from midstream_host.trainers.processes import TrainingProcess
 
 def adopt_process(
     hosts: HostPool,
-    fleet: Fleet,
     place: str,
     run_id: str | None = None,
     say: Callable[[str], None] | None = None,
@@ -37,7 +35,6 @@ def adopt_process(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         place: ``HOST:DIR``: a host of the fleet file, and the working directory of the trainer.
         run_id: The run; by default that of the run file, else the directory's name with random digits.
         say: Receives the progress; a function is called with sparse lines.
@@ -78,9 +75,9 @@ def adopt_process(
     if hidden:
         say(f"what looks like a secret is shown as {', '.join(f'${name}' for name in hidden)}, and is not stored")
     attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
-    devices = device_count(host, fleet.hosts[host.name])
+    devices = device_count(host, hosts.fleet.hosts[host.name])
     start = TrainerStart(run, (*world_flags(launcher, found.processes, devices, run.devices), *attach))
-    return launch_run(hosts, fleet, host.name, None, chosen, (), say, start)
+    return launch_run(hosts, host.name, None, chosen, (), say, start)
 
 
 def adopted_words(attempt: Attempt) -> str:

@@ -99,7 +99,6 @@ class LaunchOwnership:
 
 def judge_launch(
     hosts: HostPool,
-    fleet: Fleet,
     target: Target,
     run_id: str,
     copies: Sequence[tuple[str, RunDescription]],
@@ -111,7 +110,6 @@ def judge_launch(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         target: The target.
         run_id: The run.
         copies: What each host that answers has of the run, where it can be read.
@@ -119,6 +117,7 @@ def judge_launch(
         damaged: What hosts have of it that cannot be read.
         store: Bucket that the config or a flag names for checkpoints; empty: that of the fleet file.
     """
+    fleet = hosts.fleet
     shown = [
         HostCopy(name, found.fence, found.ownership)
         for name, found in copies

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from midstream.counts import count
 from midstream.errors import MidstreamError, RemoteError, UsageError
-from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
@@ -33,7 +33,6 @@ SNAPSHOT_TIMEOUT = 3600.0  # seconds to hash the files
 
 def launch_any(
     hosts: HostPool,
-    fleet: Fleet,
     target: str,
     config_path: str | Path | None,
     run_id: str | None = None,
@@ -47,7 +46,6 @@ def launch_any(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         target: Name of the target.
         config_path: The config or run file; None for a run that has attempts on the target.
         run_id: The run; by default that of the file, else one with random digits.
@@ -57,24 +55,24 @@ def launch_any(
     """
     path = Path(config_path) if config_path is not None else None
     if path is None or not names_run_file(path):
-        return launch_run(hosts, fleet, target, config_path, run_id, overrides, say, agreed=agreed)
+        return launch_run(hosts, target, config_path, run_id, overrides, say, agreed=agreed)
     if overrides:
         raise UsageError(f"{path} is a run file: flags of the engine do not apply", "change its command")
     parsed = read_run_file(path)
     chosen = run_id or parsed.run_id or f"{path.resolve().parent.name or path.stem}-{secrets.token_hex(3)}"
     say = reporter_of(say)
     # Everything that may refuse the launch comes before the first byte is sent.
-    checked = check_launch(hosts, fleet, target, None, chosen, (), None, parsed.run)
+    checked = check_launch(hosts, target, None, chosen, (), None, parsed.run)
     checked.ownership.require_consent(agreed, say)
     if checked.continues:
-        return launch_run(hosts, fleet, target, None, chosen, (), say, agreed=agreed)
+        return launch_run(hosts, target, None, chosen, (), say, agreed=agreed)
     run = parsed.run
     members = [hosts.get(name) for name in checked.target.hosts]
     if run.directory:  # its files are there; a migration takes them from the first host
         run = with_host_files(run, members[0], run.directory)
     else:
         run = with_local_files(run, path.resolve().parent, members, say)
-    return launch_run(hosts, fleet, target, None, chosen, (), say, TrainerStart(run), agreed)
+    return launch_run(hosts, target, None, chosen, (), say, TrainerStart(run), agreed)
 
 
 def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: Callable[[str], None]) -> RunFile:

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from midstream.compare.baseline import Baseline
     from midstream.compare.comparison import Row
     from midstream.compare.subject import Subject
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
     from midstream.watch.snapshot import Snapshot
@@ -27,7 +26,6 @@ class CompareRequest:
 
 
 def compare(
-    fleet: Fleet,
     hosts: HostPool,
     subject: Subject,
     request: CompareRequest,
@@ -38,8 +36,7 @@ def compare(
     """Yield what a run measures now, then an estimate for each name, by compiling.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         subject: The run or config.
         request: What it is compared with.
         snapshot: The fleet's hosts; None where no name is a target.
@@ -51,6 +48,7 @@ def compare(
     from midstream.compare.candidates import candidates
     from midstream.compare.compiler import Compilers
 
+    fleet = hosts.fleet
     wanted = candidates(request.names, fleet, snapshot, request.prices)
     present = baseline(subject.run)
     if present is not None:

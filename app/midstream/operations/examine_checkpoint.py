@@ -76,13 +76,13 @@ def find(fleet: Fleet | None, hosts: HostPool, text: str) -> CheckpointLocation:
     return CheckpointLocation(host, directory, access_for(fleet, directory) if in_bucket(directory) else None)
 
 
-def location_of(fleet: Fleet, hosts: HostPool, run: RunView, checkpoint: str) -> CheckpointLocation:
+def location_of(hosts: HostPool, run: RunView, checkpoint: str) -> CheckpointLocation:
     """Return the location of a checkpoint of a run, in its bucket or on its host."""
     from midstream.stores.bucket_access import access_for
 
     host = hosts.get(run.host)
     directory = records.RunPaths(host.root, run.run_id, run.store).checkpoint(checkpoint)
-    return CheckpointLocation(host, directory, access_for(fleet, directory) if run.store else None)
+    return CheckpointLocation(host, directory, access_for(hosts.fleet, directory) if run.store else None)
 
 
 def read_manifest(location: CheckpointLocation) -> records.Manifest:

@@ -106,9 +106,9 @@ class Actions:
 
         missing = creatable_target(self._fleet, request.target)
         if missing is not None:
-            check_ahead(self._fleet, self._hosts, snapshot, request)
+            check_ahead(self._hosts, snapshot, request)
             raise TargetMissingError(missing)
-        return planner.make_plan(self._fleet, self._hosts, snapshot, request)
+        return planner.make_plan(self._hosts, snapshot, request)
 
     def create(self, missing: CreatableTarget, run_id: str = "") -> None:
         """Create the target and wait until it is ready.
@@ -127,7 +127,7 @@ class Actions:
 
         fleet, hosts = self._fleet, self._hosts
         if run_id and missing.price_class != PODS:
-            require_fit(fleet, hosts, missing.target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
+            require_fit(hosts, missing.target, lambda: of_run_named(hosts, run_id, ()), report)
         create_target(fleet, missing, report)
 
     def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
@@ -141,15 +141,15 @@ class Actions:
         from midstream.operations.compare import CompareRequest, compare
         from midstream.operations.fleet_snapshot import fleet_snapshot
 
-        fleet, hosts = self._fleet, self._hosts
-        subject = of_run(fleet, hosts, run, ())
-        yield from compare(fleet, hosts, subject, CompareRequest(names), fleet_snapshot(fleet, hosts), report, cancel)
+        hosts = self._hosts
+        request = CompareRequest(names)
+        yield from compare(hosts, of_run(hosts, run, ()), request, fleet_snapshot(hosts), report, cancel)
 
     def costs(self, seconds: float) -> CostReport:
         """Return what hosts, runs and migrations have cost in the last ``seconds``."""
         from midstream.costs.collect import collect
 
-        return collect(self._fleet, self._hosts, seconds)
+        return collect(self._hosts, seconds)
 
     def slices(self) -> SliceListing:
         """List the TPU slices of the fleet file's projects and zones."""
@@ -161,13 +161,13 @@ class Actions:
         """Check a target before a run starts there, or a run before it is moved."""
         from midstream.operations.check import check
 
-        return list(check(self._fleet, self._hosts, name))
+        return list(check(self._hosts, name))
 
     def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
         """Return proposals for a run's records, and lines about damaged checkpoints."""
         from midstream.operations.repair import Repair, find_damage
 
-        proposals, damaged = find_damage(self._fleet, self._hosts, run_id)
+        proposals, damaged = find_damage(self._hosts, run_id)
         return [Repair(each) for each in proposals], damaged
 
     def repair(self, proposals: Sequence[RepairProposal]) -> str:
@@ -182,7 +182,7 @@ class Actions:
         """Adopt the trainer that runs in a directory ``HOST:DIR``. Return the outcome."""
         from midstream.launch.adopt_process import adopt_process, adopted_words
 
-        return adopted_words(adopt_process(self._hosts, self._fleet, place))
+        return adopted_words(adopt_process(self._hosts, place))
 
     def delete(self, place: str, report: Callable[[str], None]) -> str:
         """Delete a slice, or the slice or pods of a target. Return the outcome.
@@ -197,7 +197,7 @@ class Actions:
         """Yield each check as it completes, without side effects."""
         from midstream.migrate.planning import preflight
 
-        return preflight.run_checks(self._fleet, self._hosts, plan)
+        return preflight.run_checks(self._hosts, plan)
 
     def start(self, plan: Plan) -> str:
         """Start the migration in a process of its own, and return its id.
@@ -232,7 +232,7 @@ class Actions:
         """Yield the checks of a launch as each completes, without side effects on runs."""
         from midstream.check.launch_checks import check_request
 
-        return check_request(self._fleet, self._hosts, request)
+        return check_request(self._hosts, request)
 
     def command(self, *words: str) -> str:
         """Return a midstream command line with this fleet file, to paste into a shell."""
@@ -247,7 +247,7 @@ class Actions:
         """Install engine and environment on the target and start the run. Return its id."""
         from midstream.operations.launch import launch
 
-        return launch(self._fleet, self._hosts, request, report).run_id
+        return launch(self._hosts, request, report).run_id
 
     def leftovers(
         self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
@@ -262,7 +262,7 @@ class Actions:
 
         found: list[AnyLeftover] = []
         try:
-            found.extend(clean(self._fleet, self._hosts, report, agreed=agreed))
+            found.extend(clean(self._hosts, report, agreed=agreed))
         except MidstreamError as error:  # what was found and removed before it is shown
             found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
         return found
@@ -315,7 +315,7 @@ class Actions:
     def _location(self, run: RunView, name: str) -> CheckpointLocation:
         from midstream.operations.examine_checkpoint import location_of
 
-        return location_of(self._fleet, self._hosts, run, name)
+        return location_of(self._hosts, run, name)
 
     def _log(self, run: RunView, process: int) -> str:
         return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(run.attempt).log(process)

@@ -190,7 +190,6 @@ class Watcher:
 
 
 def take_snapshot(
-    fleet: Fleet,
     hosts: HostPool,
     timeout: float = SNAPSHOT_TIMEOUT,
     only: Collection[str] | None = None,
@@ -202,13 +201,12 @@ def take_snapshot(
     for the checkpoints of a run whose bucket does not answer.
 
     Args:
-        fleet: The fleet.
         hosts: Its hosts.
         timeout: Seconds. A host that waits for its turn to connect, in a large fleet, has this time from then on.
         only: Names of the hosts to poll; all by default.
         seen: Gets the snapshots on the way, in which some hosts have not answered yet. Called on this thread.
     """
-    watcher = Watcher(fleet, hosts, only=only)
+    watcher = Watcher(hosts.fleet, hosts, only=only)
     watcher.start()
     condition = _answered if seen is None else _showing(_answered, seen)
     try:

@@ -490,7 +490,7 @@ def test_screen_creates_pods_once_migration_is_possible(
     hosts = HostPool(fleet)
     try:
         actions = Actions(fleet, hosts)
-        snapshot = take_snapshot(fleet, hosts)
+        snapshot = take_snapshot(hosts)
         with pytest.raises(UsageError, match="no run 's'"):
             actions.make_plan(snapshot, Request("s", "cell"))
         with pytest.raises(TargetMissingError, match="cell does not exist") as caught:

@@ -32,7 +32,7 @@ def test_launched_run_can_be_copied_and_verified(tmp_path: Path) -> None:
     fleet = Fleet({"small": config, "large": LocalHostConfig(root=str(tmp_path / "large"))})
     with closing(HostPool(fleet)) as hosts:
         small, large = hosts.get("small"), hosts.get("large")
-        attempt = launch_run(hosts, hosts.fleet, "small", CONFIG, "tiny", ("--trainer.num_train_steps", "3"))
+        attempt = launch_run(hosts, "small", CONFIG, "tiny", ("--trainer.num_train_steps", "3"))
         try:
             status = wait_state(hosts, "small", "tiny", attempt.number, {records.FINISHED}, 240)
             wait_exited(small, "tiny", attempt.number)

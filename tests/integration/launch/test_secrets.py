@@ -84,7 +84,7 @@ def test_secret_reaches_engine_and_no_file_or_command_line(
     monkeypatch.setattr(launching, "read_inputs", lambda *_: RunInputs("bytes", "", "", (), {}))  # by the stand-in
     (tmp_path / "tiny.yaml").write_text("a: 1\n")
     messages: list[str] = []
-    launching.launch_run(hosts, hosts.fleet, "gpu1", tmp_path / "tiny.yaml", "run", say=messages.append)
+    launching.launch_run(hosts, "gpu1", tmp_path / "tiny.yaml", "run", say=messages.append)
     wait_state(hosts, "gpu1", "run", timeout=60)
 
     paths = records.RunPaths(str(server.root), "run")

@@ -105,9 +105,9 @@ def test_import_with_config_uses_that_file(lab: Lab, runs: Callable[..., Run], t
     try:
         options, engine = parse(words)
         with pytest.raises(MidstreamError, match=r"the run's configuration is missing .*name its YAML with --config"):
-            adopt(fleet, hosts, options, engine, output)
+            adopt(hosts, options, engine, output)
         options, engine = parse([*words, "--config", str(config)])
-        assert adopt(fleet, hosts, options, engine, output) == ("run", "here")
+        assert adopt(hosts, options, engine, output) == ("run", "here")
     finally:
         hosts.close()
     imported = runs(here.root, "run")
@@ -138,7 +138,7 @@ def test_import_from_a_bucket_converts_on_the_named_host(
         hosts, output = HostPool(load_fleet(file)), Output(False, io.StringIO(), io.StringIO())
         try:
             options, engine = parse(words)
-            assert adopt(load_fleet(file), hosts, options, engine, output) == ("pythia", "here")
+            assert adopt(hosts, options, engine, output) == ("pythia", "here")
         finally:
             hosts.close()
     imported = runs(here.root, "pythia")

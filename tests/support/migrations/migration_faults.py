@@ -210,7 +210,7 @@ class Campaign:
     def _launch(self, config: Path | str) -> None:
         hosts = HostPool(self.fleet)
         try:
-            launch_run(hosts, self.fleet, self.at, config, self.run_id, self.flags)
+            launch_run(hosts, self.at, config, self.run_id, self.flags)
         finally:
             hosts.close()
 
@@ -295,8 +295,8 @@ class Campaign:
         hosts = HostPool(self.fleet)
         try:
             request = Request(self.run_id, target, mode=mode, certify_steps=2, healthy_steps=4)
-            plan = planning.make_plan(self.fleet, hosts, fleet_snapshot(self.fleet, hosts), request)
-            refused = [check for check in preflight.run_checks(self.fleet, hosts, plan) if check.state == FAIL]
+            plan = planning.make_plan(hosts, fleet_snapshot(hosts), request)
+            refused = [check for check in preflight.run_checks(hosts, plan) if check.state == FAIL]
             if refused:
                 raise BrokenPromiseError(f"the preflight refused a sound migration: {refused}")
         finally:

@@ -236,7 +236,7 @@ def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet
         slice_fleet.hosts.append(HostPool(fleet))
         actions = Actions(fleet, slice_fleet.hosts[-1])
         assert [target.name for target in actions.targets()] == ["gpu", "pod"]
-        actions.make_plan(take_snapshot(fleet, slice_fleet.hosts[-1]), Request("r", "pod"))
+        actions.make_plan(take_snapshot(slice_fleet.hosts[-1]), Request("r", "pod"))
 
     with pytest.raises(MidstreamError, match="a batch of 48 cannot be divided over 32 data-parallel devices"):
         planned(48)

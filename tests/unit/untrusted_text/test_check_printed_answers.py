@@ -31,10 +31,10 @@ def host_with(answer: object) -> Host:
 
 
 def rehearsed(output: str, code: int = 0) -> Any:
-    hosts = SimpleNamespace(get=lambda name: host_with(CommandResult(code, output, "midstream: it does not fit")))
-    fleet = Fleet(hosts={"lab": LocalHostConfig()})
+    host = host_with(CommandResult(code, output, "midstream: it does not fit"))
+    hosts = SimpleNamespace(get=lambda name: host, fleet=Fleet(hosts={"lab": LocalHostConfig()}))
     target = Target("lab", ("lab",))
-    return rehearsal._one(cast(HostPool, hosts), fleet, target, "lab", "{}", "/engine", "python", ())
+    return rehearsal._one(cast(HostPool, hosts), target, "lab", "{}", "/engine", "python", ())
 
 
 def test_rehearsal_is_read_from_the_last_line_of_json() -> None:

@@ -23,7 +23,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
 
     hosts = HostPool(fleet)
     try:
-        snapshot = fleet_snapshot(fleet, hosts)
+        snapshot = fleet_snapshot(hosts)
         runs = [run for run in snapshot.runs if not options.checkpoints or run.run_id == options.checkpoints]
         if options.checkpoints and not runs:
             raise unknown_run(options.checkpoints, snapshot)

@@ -17,14 +17,11 @@ if TYPE_CHECKING:
     from midstream.hosts.host_pool import HostPool
 
 
-def subject_for(
-    fleet: Fleet, hosts: HostPool, config: str, run_id: str, engine: tuple[str, ...]
-) -> Callable[[], Subject]:
+def subject_for(hosts: HostPool, config: str, run_id: str, engine: tuple[str, ...]) -> Callable[[], Subject]:
     """Return a function that reads what is compiled: a config or, without one, a run.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         config: Path of the config; empty: that of the run.
         run_id: The run; used only without a config.
         engine: Flags of the engine.
@@ -33,7 +30,7 @@ def subject_for(
     def subject() -> Subject:
         from midstream.compare.subject import of_config, of_run_named
 
-        return of_config(config, engine) if config else of_run_named(fleet, hosts, run_id, engine)
+        return of_config(config, engine) if config else of_run_named(hosts, run_id, engine)
 
     return subject
 
@@ -54,7 +51,7 @@ def check_slice(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], o
 
     hosts = HostPool(fleet)
     try:
-        check, row = slice_fit(fleet, hosts, name, subject_for(fleet, hosts, config, "", engine), reporter(output))
+        check, row = slice_fit(hosts, name, subject_for(hosts, config, "", engine), reporter(output))
     finally:
         hosts.close()
     if row is not None:
@@ -94,7 +91,7 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
     source = ""
     try:
         try:
-            accelerators = accelerators_of_target(fleet, name, fleet_snapshot(fleet, hosts))
+            accelerators = accelerators_of_target(fleet, name, fleet_snapshot(hosts))
         except UnreachableTargetError as error:
             seen = seen_accelerators(fleet, name)
             if seen is None:
@@ -105,8 +102,8 @@ def check_busy(fleet: Fleet, name: str, config: str, engine: tuple[str, ...], ou
         except UsageError:
             return None
         candidate = Candidate(name, accelerators, name, price_of_target(fleet, name))
-        subject = subject_for(fleet, hosts, config, "", engine)
-        check, row = candidate_fit(fleet, hosts, candidate, subject, reporter(output), unknown, source)
+        subject = subject_for(hosts, config, "", engine)
+        check, row = candidate_fit(hosts, candidate, subject, reporter(output), unknown, source)
     finally:
         hosts.close()
     if row is not None:

@@ -30,7 +30,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     hosts = HostPool(fleet)
     try:
-        listed = list(operation.clean(fleet, hosts, output.message, options.clean))
+        listed = list(operation.clean(hosts, output.message, options.clean))
         for each in listed:
             if not isinstance(each, Leftover | SliceLeftover):
                 output.message(f"midstream: {each.message}")
@@ -39,7 +39,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         for each in agreed:
             _announce(each, output)
         if agreed:
-            again = operation.clean(fleet, hosts, output.message, options.clean, agreed)
+            again = operation.clean(hosts, output.message, options.clean, agreed)
             found = [each for each in again if isinstance(each, Leftover | SliceLeftover)]
     finally:
         hosts.close()

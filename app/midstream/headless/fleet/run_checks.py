@@ -36,7 +36,7 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
         return _end(_print([check_slice(fleet, name, config, engine, output)], output), output, target=name)
     hosts = HostPool(fleet)
     try:
-        checks = _print(operation.check(fleet, hosts, name), output)
+        checks = _print(operation.check(hosts, name), output)
         if name not in fleet.target_names:
             return _end(checks, output, run=name)
         failed = any(check.state == FAIL for check in checks)
@@ -48,7 +48,7 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
             checks += _print([fit] if fit is not None else [], output)
         elif options.rehearse is not None:
             report = reporter(output, verbose=options.verbose)
-            checks += _print(rehearse(fleet, hosts, fleet.target(name), config, engine, report), output)
+            checks += _print(rehearse(hosts, fleet.target(name), config, engine, report), output)
     finally:
         hosts.close()
     return _end(checks, output, target=name)

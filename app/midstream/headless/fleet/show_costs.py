@@ -31,7 +31,7 @@ def cost(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     seconds = parse_duration(options.since or DEFAULT_PERIOD)
     hosts = HostPool(fleet)
     try:
-        report = collect(fleet, hosts, seconds)
+        report = collect(hosts, seconds)
     finally:
         hosts.close()
     if output.as_json:

@@ -43,8 +43,8 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     hosts.prepare()
     try:
         if output.as_json:
-            return _json_lines(fleet, hosts, condition, output)
-        snapshot = fleet_snapshot(fleet, hosts, seen=lambda _: _migrations())
+            return _json_lines(hosts, condition, output)
+        snapshot = fleet_snapshot(hosts, seen=lambda _: _migrations())
     finally:
         hosts.close()
     if condition is not None:
@@ -73,7 +73,7 @@ def _no_runs(snapshot: Snapshot) -> str:
     return "no runs yet: midstream --launch CONFIG --on TARGET starts one"
 
 
-def _json_lines(fleet: Fleet, hosts: HostPool, condition: Condition | None, output: Output) -> int:
+def _json_lines(hosts: HostPool, condition: Condition | None, output: Output) -> int:
     """Write hosts and runs as they become known, then migrations and slices.
 
     With a condition, write the runs alone.
@@ -81,14 +81,14 @@ def _json_lines(fleet: Fleet, hosts: HostPool, condition: Condition | None, outp
     from midstream.headless.fleet.status_lines import StatusLines
 
     lines = StatusLines(output, condition)
-    lines.finish(fleet_snapshot(fleet, hosts, seen=lines.update))
+    lines.finish(fleet_snapshot(hosts, seen=lines.update))
     if condition is not None:
         return Exit.DONE
     from midstream.listing import documents
 
-    for migration in _migrations()(fleet):
+    for migration in _migrations()(hosts.fleet):
         output.event(documents.migration_event(migration))
-    _slices(fleet, output)
+    _slices(hosts.fleet, output)
     return Exit.DONE
 
 

@@ -61,7 +61,7 @@ def _check_request(fleet: Fleet, options: argparse.Namespace, engine: tuple[str,
         return
     hosts = HostPool(fleet)
     try:
-        check_ahead(fleet, hosts, fleet_snapshot(fleet, hosts), request_of(options, options.migrate, "", engine))
+        check_ahead(hosts, fleet_snapshot(hosts), request_of(options, options.migrate, "", engine))
     finally:
         hosts.close()
 
@@ -85,10 +85,10 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
         if options.migrate and is_path(options.migrate):
             source = host_path_of(fleet, options.migrate)
             imported = of_import(fleet, hosts.get(source.host), source.path, options.config or "", engine)
-            found = require_fit(fleet, hosts, name, lambda: imported, report)
+            found = require_fit(hosts, name, lambda: imported, report)
         else:
-            subject_of = subject_for(fleet, hosts, options.launch or "", options.migrate or "", engine)
-            found = require_fit(fleet, hosts, name, subject_of, report)
+            subject_of = subject_for(hosts, options.launch or "", options.migrate or "", engine)
+            found = require_fit(hosts, name, subject_of, report)
     finally:
         hosts.close()
     if found is not None:

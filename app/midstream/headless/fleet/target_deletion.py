@@ -43,7 +43,7 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"{options.delete!r} is not a target of type tpu, gce or kubernetes", hint)
     found, hosts = _with_hosts(fleet, name, output)
     try:
-        snapshot = fleet_snapshot(found, hosts, remember=False) if found.hosts else None
+        snapshot = fleet_snapshot(hosts, remember=False) if found.hosts else None
         there = occupants(snapshot, found.hosts) if snapshot else occupants_unknown(found, name, place)
         for run in there.runs:
             output.event(OccupantEvent(run=run.run_id, host=run.host, step=run.step, store=run.store))

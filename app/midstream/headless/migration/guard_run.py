@@ -71,7 +71,7 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         if not copies:
             raise unproven_run(options.guard, found)
         where = guard.owner(found) or copies[0].host
-        guard.consent = _consent(fleet, hosts, found, copies[0], targets, options, output)
+        guard.consent = _consent(hosts, found, copies[0], targets, options, output)
         output.message(f"midstream: guarding {options.guard} on {where}; up to {count(options.tries, 'migration')}")
         if not guard.has_target(copies[0]):
             output.message(f"midstream: --to names no other target than {where}: the guard can only notify")
@@ -86,7 +86,6 @@ def guard(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _consent(
-    fleet: Fleet,
     hosts: HostPool,
     snapshot: Snapshot,
     run: RunView,
@@ -101,11 +100,11 @@ def _consent(
     """
     from midstream.migrate.failover import guard_consent
 
-    proposal = guard_consent.propose(fleet, hosts, snapshot, run, targets)
+    proposal = guard_consent.propose(hosts, snapshot, run, targets)
     agreed = options.yes
     if proposal.lines and (agreed or can_ask(output)):
         for line in proposal.lines:
             output.message(f"midstream: {'agreed: ' if agreed else ''}{line}")
         agreed = agreed or confirmed(f"Guard {run.run_id} on {run.host}?", output)
     guard_consent.require(proposal, agreed)
-    return guard_consent.accept(hosts, snapshot, proposal, fleet)
+    return guard_consent.accept(hosts, snapshot, proposal)

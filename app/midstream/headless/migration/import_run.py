@@ -81,16 +81,13 @@ def import_flags(options: argparse.Namespace) -> list[str]:
     return [word for flag, value in given.items() if value for word in (flag, value)]
 
 
-def import_plan(
-    fleet: Fleet, hosts: HostPool, options: argparse.Namespace, engine: tuple[str, ...], output: Output
-) -> None:
+def import_plan(hosts: HostPool, options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> None:
     """Print the plan of an import and its migration, and the checks of its target.
 
     Writes nothing.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         options: Options of the command line.
         engine: Flags of the engine.
         output: Receives the plan and the checks.
@@ -106,12 +103,12 @@ def import_plan(
     from midstream.migrate.planning import preflight
     from midstream.operations.fleet_snapshot import fleet_snapshot
 
-    fleet.target(options.to)
-    source = host_path_of(fleet, options.migrate)
+    hosts.fleet.target(options.to)
+    source = host_path_of(hosts.fleet, options.migrate)
     run_id = run_id_of(source.path)
     request = request_of(options, run_id, source.host, engine)
     plan = planning.plan_import(
-        fleet, hosts, fleet_snapshot(fleet, hosts, remember=not options.dry_run), request, source.path,
+        hosts, fleet_snapshot(hosts, remember=not options.dry_run), request, source.path,
         config=options.config or "", cast_parameters=options.cast_parameters or "", flags=import_flags(options),
     )  # fmt: skip
     flags = import_flags(options)
@@ -121,23 +118,20 @@ def import_plan(
     )
     print_plan(plan, options, output)
     failed = None
-    for check in preflight.import_checks(fleet, hosts, plan):
+    for check in preflight.import_checks(hosts, plan):
         print_check(check, output)
         failed = failed or (check if check.state == FAIL else None)
     if failed is not None:
         raise MidstreamError(f"preflight refused: {failed.name}: {failed.detail}", failed.hint, Exit.REFUSED)
 
 
-def adopt(
-    fleet: Fleet, hosts: HostPool, options: argparse.Namespace, engine: Sequence[str], output: Output
-) -> tuple[str, str]:
+def adopt(hosts: HostPool, options: argparse.Namespace, engine: Sequence[str], output: Output) -> tuple[str, str]:
     """Convert the checkpoint at ``options.migrate`` on its host.
 
     Returns the run id and the host. The checkpoint itself is not changed.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         options: Flags of the command line.
         engine: Flags of the engine, which a model without a training config needs.
         output: Output of the command.
@@ -152,12 +146,13 @@ def adopt(
     from midstream.launch.start_attempt import Launch, engine_environment
     from midstream_host.runs.process_start import with_setup
 
+    fleet = hosts.fleet
     fleet.target(options.to)  # a wrong target is reported before anything is written
     source = host_path_of(fleet, options.migrate)
     host, config = hosts.get(source.host), fleet.hosts[source.host]
     run_id = run_id_of(source.path)
     output.message(f"importing {source} as run {run_id}")
-    ready = prepare_target(hosts, fleet, fleet.target(source.host), output.message)[source.host]
+    ready = prepare_target(hosts, fleet.target(source.host), output.message)[source.host]
     building = posixpath.join(host.root, "imports", run_id)
     command = [ready.environment.python, "-P", "-m", MODULE, source.path, building]
     command += ["--run-id", run_id, "--root", host.root, *import_flags(options), *(["--", *engine] if engine else [])]

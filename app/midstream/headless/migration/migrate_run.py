@@ -59,7 +59,7 @@ def migrate(
         if is_path(run_id):
             asks = can_ask(output) and not options.yes
             if options.dry_run or asks:
-                import_plan(fleet, hosts, options, engine, output)
+                import_plan(hosts, options, engine, output)
             if options.dry_run:
                 output.event(DryRunResult(run=None, migration=None))
                 return Exit.DONE
@@ -69,14 +69,14 @@ def migrate(
                     "--yes imports and migrates without the question",
                     Exit.REFUSED,
                 )
-            run_id, source = adopt(fleet, hosts, options, engine, output)
+            run_id, source = adopt(hosts, options, engine, output)
             imported = True
         request = request_of(options, run_id, source, engine)
-        snapshot = fleet_snapshot(fleet, hosts, remember=not options.dry_run)
-        plan = planning.make_plan(fleet, hosts, snapshot, request)
+        snapshot = fleet_snapshot(hosts, remember=not options.dry_run)
+        plan = planning.make_plan(hosts, snapshot, request)
         print_plan(plan, options, output)
         failed = None
-        for check in preflight.run_checks(fleet, hosts, plan):
+        for check in preflight.run_checks(hosts, plan):
             print_check(check, output)
             failed = failed or (check if check.state == FAIL else None)
     except MidstreamError as error:

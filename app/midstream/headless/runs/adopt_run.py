@@ -23,7 +23,7 @@ def adopt(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     hosts = HostPool(fleet)
     try:
-        attempt = adopt_process(hosts, fleet, options.adopt, options.run_id, reporter(output, verbose=False))
+        attempt = adopt_process(hosts, options.adopt, options.run_id, reporter(output, verbose=False))
     finally:
         hosts.close()
     output.event(

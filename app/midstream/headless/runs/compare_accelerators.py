@@ -57,14 +57,14 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
         report = reporter(output)
         names = {name.strip() for name in options.with_.split(",")}
         needs_hosts = not is_config(options.compare) or bool(names & set(fleet.target_names))
-        snapshot = fleet_snapshot(fleet, hosts) if needs_hosts else None
+        snapshot = fleet_snapshot(hosts) if needs_hosts else None
         if is_config(options.compare):
             subject = of_config(options.compare, engine)
         else:
             assert snapshot is not None
-            subject = of_run(fleet, hosts, run_of(snapshot, options.compare), engine)
+            subject = of_run(hosts, run_of(snapshot, options.compare), engine)
         request = operation.CompareRequest(options.with_, prices, options.compile_on)
-        found = list(operation.compare(fleet, hosts, subject, request, snapshot, report))
+        found = list(operation.compare(hosts, subject, request, snapshot, report))
     finally:
         hosts.close()
     present = next((each for each in found if isinstance(each, Baseline)), None)

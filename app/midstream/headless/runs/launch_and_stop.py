@@ -26,7 +26,7 @@ def launch(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], o
     hosts = HostPool(fleet)
     try:
         request = LaunchRequest(options.on, options.launch, options.run_id, engine, options.yes)
-        return _start(hosts, fleet, request, options, output)
+        return _start(hosts, request, options, output)
     finally:
         hosts.close()
 
@@ -38,22 +38,22 @@ def restart(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
 
     hosts = HostPool(fleet)
     try:
-        snapshot = fleet_snapshot(fleet, hosts)
+        snapshot = fleet_snapshot(hosts)
         run = run_of(snapshot, options.restart)
         target = restart_target(fleet.target_names, snapshot, run)
         request = LaunchRequest(target, None, run.run_id, engine, options.yes)
-        return _start(hosts, fleet, request, options, output)
+        return _start(hosts, request, options, output)
     finally:
         hosts.close()
 
 
-def _start(hosts: HostPool, fleet: Fleet, request: LaunchRequest, options: argparse.Namespace, output: Output) -> int:
+def _start(hosts: HostPool, request: LaunchRequest, options: argparse.Namespace, output: Output) -> int:
     """Start a run, and print the first state of its engine."""
     from midstream.launch.progress_line import reporter
     from midstream.operations import launch as operation
 
     report = reporter(output, verbose=options.verbose)
-    attempt = operation.launch(fleet, hosts, request, report)
+    attempt = operation.launch(hosts, request, report)
     status = operation.wait_until_training(hosts, attempt, report)
     result = LaunchResult(
         run=attempt.run_id,
@@ -77,7 +77,7 @@ def stop(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     hosts = HostPool(fleet)
     try:
-        snapshot = fleet_snapshot(fleet, hosts)
+        snapshot = fleet_snapshot(hosts)
         refuse_damaged(snapshot.deciding(options.stop))
         copies = snapshot.believed(options.stop)
         if not copies:

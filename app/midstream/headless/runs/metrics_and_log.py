@@ -40,8 +40,8 @@ def metrics(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     hosts = HostPool(fleet)
     try:
         if options.system is not None:
-            return show_system(fleet, hosts, names, options.system, output)
-        snapshot = fleet_snapshot(fleet, hosts)
+            return show_system(hosts, names, options.system, output)
+        snapshot = fleet_snapshot(hosts)
         runs = [run_of(snapshot, name) for name in names]
     finally:
         hosts.close()
@@ -129,7 +129,7 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     pattern = _pattern(options.search) if options.search is not None else None  # before any host is connected
     hosts = HostPool(fleet)
     try:
-        run = find_run(fleet, hosts, options.log)
+        run = find_run(hosts, options.log)
         ranks = ranks_of(hosts, run.host, run.run_id, run.attempt)
         if not 0 <= process < len(ranks):
             raise UsageError(f"{run.run_id} has no process {process}", f"it has {len(ranks)}, from 0 on")

@@ -26,7 +26,7 @@ def repair(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     hosts, written = HostPool(fleet), 0
     try:
-        proposals, damaged = operation.find_damage(fleet, hosts, options.repair, options.on or "")
+        proposals, damaged = operation.find_damage(hosts, options.repair, options.on or "")
         for proposal in proposals:
             if options.yes and proposal.determined:
                 _announce(proposal, output)

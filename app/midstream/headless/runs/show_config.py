@@ -26,7 +26,7 @@ def config(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     hosts = HostPool(fleet)
     try:
-        run = find_run(fleet, hosts, options.config)
+        run = find_run(hosts, options.config)
         attempts = _attempts(run, options.attempts)
         texts = [resolved_config.read(hosts, run, attempt) for attempt in attempts]
     finally:

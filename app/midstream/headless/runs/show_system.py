@@ -16,7 +16,6 @@ from midstream.watch.system_metrics import METRICS
 from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.output import Output
     from midstream.watch.snapshot import HostView, RunView, Snapshot
@@ -26,12 +25,11 @@ POLL_INTERVAL = 0.5  # seconds between two looks at the series
 LATEST_ROWS = 1000  # of a run, among which the step of a point is searched
 
 
-def show_system(fleet: Fleet, hosts: HostPool, run_ids: Sequence[str], seconds: float, output: Output) -> int:
+def show_system(hosts: HostPool, run_ids: Sequence[str], seconds: float, output: Output) -> int:
     """Watch the hosts of runs for some seconds; print a line for each host and point.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         run_ids: The runs.
         seconds: How long to watch.
         output: Receives the lines.
@@ -42,10 +40,10 @@ def show_system(fleet: Fleet, hosts: HostPool, run_ids: Sequence[str], seconds: 
     """
     from midstream.watch.watcher import SNAPSHOT_TIMEOUT, Watcher
 
-    first = fleet_snapshot(fleet, hosts)
+    first = fleet_snapshot(hosts)
     runs = {name: hosts_of(first, run, run.attempt) or [run.host] for name in run_ids for run in (run_of(first, name),)}
     names = [host for found in runs.values() for host in found]
-    watcher = Watcher(fleet, hosts, only=names)
+    watcher = Watcher(hosts.fleet, hosts, only=names)
     watcher.start()
     try:
         if watcher.wait_for(lambda now: any(host.link == LIVE for host in now.hosts), SNAPSHOT_TIMEOUT) is None:

@@ -292,7 +292,7 @@ class Guard:
                 return
             another = self._other_migration(migration, results)
             if results and not self._has_open_migration(migration):
-                needed = pods is not None and guard_plan.needed_by_another(self.fleet, self.hosts, plan)
+                needed = pods is not None and guard_plan.needed_by_another(self.hosts, plan)
                 guard_pods.delete(pods, self._report_pods, needed=needed)
             if another:
                 raise MigratedByAnotherError(another)
@@ -339,7 +339,7 @@ class Guard:
             raise MidstreamError(f"{run.run_id} made no step since it was restarted at step {self._restarted_step}")
         message = f"saving and stopping attempt {run.attempt}, then {target} gets the next one"
         self.report({"event": "guard", "kind": "restarting", "run": self.run_id, "to": target, "message": message})
-        number = job_restart.restart(self.fleet, self.hosts, run, target)
+        number = job_restart.restart(self.hosts, run, target)
         if not number:
             return  # it has finished: the next verdict says so
         self._restarted_step = step
@@ -380,7 +380,7 @@ class Guard:
 
     def _plan(self, request: Request, store: str) -> Plan:
         """Make a plan and run its preflight (`guard_plan.make`)."""
-        return guard_plan.make(self.fleet, self.hosts, self.watch.snapshot(), request, store, self.consent)
+        return guard_plan.make(self.hosts, self.watch.snapshot(), request, store, self.consent)
 
     def _symptoms(self, run: RunView | None) -> None:
         if run is None:

@@ -39,7 +39,7 @@ def stop_seconds(run: RunView) -> float:
     return predicted["quiesce"] + predicted["save"]
 
 
-def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
+def restart(hosts: HostPool, run: RunView, target: str) -> int:
     """Stop the run's attempt after a save, submit the next one and return its number.
 
     Return 0 where the run has reached its last step instead.
@@ -47,15 +47,14 @@ def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
     What can be checked and installed is done before the stop.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         run: The run, whose attempt trains as a job of ``target``.
         target: The target.
 
     Raises:
         MidstreamError: It is not restarted; the message says whether it has been stopped.
     """
-    chosen = fleet.target(target)
+    chosen = hosts.fleet.target(target)
     assert chosen.slurm is not None
     host = hosts.get(run.host)
     found = host.call(run_state.describe)(root=host.root, run_id=run.run_id)
@@ -68,14 +67,14 @@ def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
             f"midstream --continue {lock.migration}, or --rollback, where that migration was started",
         )
     query_allocation(host, target, chosen.slurm)  # SLURM accepts the flags
-    prepare_target(hosts, fleet, chosen)
+    prepare_target(hosts, chosen)
     ended = stop_run(hosts, run.host, run.run_id, run.attempt, timeout=STOP_TIMEOUT)
     if ended.state == records.FINISHED:
         return 0
-    return _submit(fleet, hosts, run, target, ended.step)
+    return _submit(hosts, run, target, ended.step)
 
 
-def _submit(fleet: Fleet, hosts: HostPool, run: RunView, target: str, step: int) -> int:
+def _submit(hosts: HostPool, run: RunView, target: str, step: int) -> int:
     """Submit the next attempt; repeat it while the cluster does not accept it.
 
     Raises:
@@ -89,7 +88,7 @@ def _submit(fleet: Fleet, hosts: HostPool, run: RunView, target: str, step: int)
             if number > run.attempt:  # submitted, and contact was lost before the answer
                 return number
             # This process has just seen the run train and stop there: no other host can own it.
-            return launch_run(hosts, fleet, target, None, run.run_id, agreed=True).number
+            return launch_run(hosts, target, None, run.run_id, agreed=True).number
         except (HostError, LaunchError) as error:
             if time.monotonic() > end:
                 raise MidstreamError(

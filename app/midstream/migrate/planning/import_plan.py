@@ -36,7 +36,6 @@ SURVEY_TIMEOUT = 300.0  # seconds: a checkpoint may have many files on a slow di
 
 
 def plan_import(
-    fleet: Fleet,
     hosts: HostPool,
     snapshot: Snapshot,
     request: Request,
@@ -51,8 +50,7 @@ def plan_import(
     Reads from both ends and changes nothing.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         snapshot: Present state of the fleet.
         request: The migration; its source is the host that has the checkpoint.
         path: The checkpoint there, or its URL in a bucket, which that host imports.
@@ -64,6 +62,7 @@ def plan_import(
         UsageError: The target does not exist, or cannot be the target of this migration.
         MidstreamError: There is no checkpoint that can be read, or it does not fit the target.
     """
+    fleet = hosts.fleet
     mode_of(request.mode).check_import()
     target = fleet.target(request.target)
     keep_name(request.run_id, request.overrides)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Target
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.input_check import check_flags
@@ -28,24 +28,25 @@ from midstream_core.json_types import JsonValue
 from midstream_host.driver.run_file import is_run_file
 
 
-def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
+def make_plan(hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
     """Plan a migration. Reads from source and target and changes nothing.
 
     Raises:
         UsageError: run, target, mode or checkpoint do not exist, or this version cannot do what is requested.
         MidstreamError: the migration is impossible.
     """
-    ends = _find_ends(fleet, hosts, snapshot, request)
+    ends = _find_ends(hosts, snapshot, request)
     config = host_files.training_config(ends.source, ends.run.run_id)
     if is_run_file(config):
-        return trainer_plan.plan_trainer(fleet, snapshot, request, ends, config)
+        return trainer_plan.plan_trainer(hosts.fleet, snapshot, request, ends, config)
     check_flags(config, request.overrides)
     contents = _read_source(request, ends, config)
-    return assemble(fleet, snapshot, request, ends, contents)
+    return assemble(hosts.fleet, snapshot, request, ends, contents)
 
 
-def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
+def _find_ends(hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
     """Find the run, its target and their checkpoint stores. Errors as of `make_plan`."""
+    fleet = hosts.fleet
     mode = mode_of(request.mode)
     target = fleet.target(request.target)
     requested = (
@@ -141,14 +142,11 @@ def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None
         raise UsageError(what, f"--mode cold copies the checkpoints from {here.store}")
 
 
-def check_ahead(
-    fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request, store: str, devices: int | None
-) -> None:
+def check_ahead(hosts: HostPool, snapshot: Snapshot, request: Request, store: str, devices: int | None) -> None:
     """Check a request before the target's hosts are created.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         snapshot: Present state of the fleet.
         request: Request for the migration.
         store: Checkpoint store of the target; empty: its hosts' disks.
@@ -159,14 +157,14 @@ def check_ahead(
         MidstreamError: As `make_plan`.
     """
     mode = mode_of(request.mode)
-    run = source_run.find_run(fleet, snapshot, request)
+    run = source_run.find_run(hosts.fleet, snapshot, request)
     keep_name(run.run_id, request.overrides)
     source = hosts.get(run.host)
     if run.status is None or run.fence is None:
         raise UsageError(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {request.target}"
         )
-    here = source_run.source_checkpoint_store(fleet, source, run, request, store)
+    here = source_run.source_checkpoint_store(hosts.fleet, source, run, request, store)
     mode.check_stores(run.run_id, here.store or store)
     source_run.choose_checkpoint(source_run.with_stored_checkpoints(run, source, here), request)
     if devices is None:

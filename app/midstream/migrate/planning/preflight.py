@@ -49,8 +49,9 @@ DISK_SLACK = 1.1  # factor on the bytes to be copied
 ENVIRONMENT_BYTES = 2e9  # of an engine's environment that is to be built
 
 
-def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
+def run_checks(hosts: HostPool, plan: Plan) -> Iterator[Check]:
     """Run the checks of a plan, one after the other. No side effects on any host."""
+    fleet = hosts.fleet
     source_names = plan.route.source_hosts or (plan.source,)
     target_names = plan.route.target_hosts or (plan.target_host,)
     sources = yield from _reach_all(hosts, source_names, "source")
@@ -70,11 +71,12 @@ def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
     yield from _fit(fleet, source, here, own, plan)
 
 
-def import_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
+def import_checks(hosts: HostPool, plan: Plan) -> Iterator[Check]:
     """Run the checks of a plan whose run is not imported yet: those of the target.
 
     No side effects on any host.
     """
+    fleet = hosts.fleet
     target_names = plan.route.target_hosts or (plan.target_host,)
     targets = yield from _reach_all(hosts, target_names, "target")
     if len(targets) < len(target_names):

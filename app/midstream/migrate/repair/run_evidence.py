@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import yaml
 
 from midstream.errors import HostError, MidstreamError
-from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.host_group_start import CONCURRENCY
 from midstream.migrate.journal.migration_directory import list_migrations
@@ -61,8 +60,9 @@ class FleetEvidence:
         ]
 
 
-def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
+def gather(hosts: HostPool, run_id: str) -> FleetEvidence:
     """Read the evidence from the fleet's hosts, the run's buckets and the journals."""
+    fleet = hosts.fleet
 
     def read(name: str) -> tuple[str, record_repair.RunEvidence | None, str]:
         try:
