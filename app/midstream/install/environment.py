@@ -275,6 +275,20 @@ def environment_name(lock: str, version: str, machine: str, image: str = "") -> 
     return hashlib.sha256("\0".join((lock, version, machine, *([image] if image else []))).encode()).hexdigest()[:16]
 
 
+def buildable(host: Host, config: HostConfig) -> tuple[Host, str]:
+    """Return the host as its engines see it, and its image; empty for none.
+
+    Raises:
+        LaunchError: Its container exists only within a job, where nothing is built.
+    """
+    if config.container is not None and config.container.runtime == "pyxis":
+        raise LaunchError(
+            f"{host.name}: no environment is built in {config.container.image}: pyxis starts it with the job",
+            "an image with the packages; python: names its interpreter",
+        )
+    return engine_host(host, config), "" if config.container is None else config.container.image
+
+
 def build_environment(
     host: Host,
     config: HostConfig,
@@ -299,12 +313,7 @@ def build_environment(
         hashed: Every package of the lock has its hash; without, the installer resolves what the packages
             need too.
     """
-    if config.container is not None and config.container.runtime == "pyxis":
-        raise LaunchError(
-            f"{host.name}: no environment is built in {config.container.image}: pyxis starts it with the job",
-            "an image with the packages; python: names its interpreter",
-        )
-    inside, image = engine_host(host, config), "" if config.container is None else config.container.image
+    inside, image = buildable(host, config)
     found = find_python(inside, config, report)
     name = environment_name(lock, found.version, found.machine, image)
     ready = inside.call(environments.ready)(root=host.root, name=name)

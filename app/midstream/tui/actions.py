@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
 from midstream.printable import printable
-from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from midstream.operations.examine_checkpoint import CheckpointLocation
     from midstream.operations.list_slices import SliceListing
     from midstream.operations.repair import Repair
+    from midstream.operations.run_log import RunLog
     from midstream.watch.host_log import LogLines
     from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
@@ -304,21 +304,25 @@ class Actions:
         """
         from midstream.watch.host_log import read_page
 
-        return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
+        log = self._log(run, process)
+        return read_page(log.host, log.path, begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
         """Count the matching lines of a process's log; find those next to byte ``place``."""
         from midstream.watch.host_log import search
 
-        return search(self._hosts.get(run.host), self._log(run, process), query, place)
+        log = self._log(run, process)
+        return search(log.host, log.path, query, place)
 
     def _location(self, run: RunView, name: str) -> CheckpointLocation:
         from midstream.operations.examine_checkpoint import location_of
 
         return location_of(self._hosts, run, name)
 
-    def _log(self, run: RunView, process: int) -> str:
-        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(run.attempt).log(process)
+    def _log(self, run: RunView, process: int) -> RunLog:
+        from midstream.operations.run_log import log_on
+
+        return log_on(self._hosts.get(run.host), run, process)
 
     def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
         """Return SSH hosts, gcloud's projects and the path of the fleet file.
@@ -353,13 +357,13 @@ class Actions:
 
         Suspend the screen first.
         """
+        from midstream.hosts.host_pool import open_host
         from midstream.hosts.prompter import PROMPTS
-        from midstream.hosts.shell import open_shell
         from midstream.hosts.ssh import failed_logins
 
         PROMPTS.reset()  # a declined host key may be offered again
         failed_logins.forget()
-        return open_shell(host, self._fleet.hosts[host])
+        return open_host(host, self._fleet.hosts[host]).open_shell()
 
     def migrations(self) -> tuple[MigrationView, ...]:
         """Return all migrations, newest first."""

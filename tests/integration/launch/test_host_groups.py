@@ -205,9 +205,7 @@ def test_hosts_of_shared_root_share_attempt(lab: Lab, pair: Fleet) -> None:
     try:
         assert hosts_apart([with_root.get("a"), with_root.get("b")]) == []
         assert not os.path.exists(root + "/.tokens"), "the test of the root leaves nothing"
-        attempt = host_group_start.start(
-            with_root, shared, shared.target("pair"), Launch("run", "pair", config_text="")
-        )
+        attempt = host_group_start.start(with_root, shared.target("pair"), Launch("run", "pair", config_text=""))
         ranks = wait_ranks(with_root, attempt.ranks, "run", attempt.number, TRAINING, PATIENCE)
         assert sorted(os.listdir(root + "/runs/run/attempts")) == ["001"]
         assert [rank.process for rank in ranks] == [0, 1]

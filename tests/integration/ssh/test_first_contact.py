@@ -39,8 +39,8 @@ except Exception as error:
 SHELL = """
 import json, sys
 from midstream.fleet.fleet import SshHostConfig
-from midstream.hosts.shell import open_shell
-sys.exit(open_shell("gpu1", SshHostConfig(**json.loads(sys.argv[1]))))
+from midstream.hosts.host_pool import open_host
+sys.exit(open_host("gpu1", SshHostConfig(**json.loads(sys.argv[1]))).open_shell())
 """
 
 

@@ -42,11 +42,11 @@ def with_target(fleet: Fleet, options: argparse.Namespace, output: Output, engin
 
 def _check_request(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...]) -> None:
     """Refuse a request that would fail once the target exists, before it costs money."""
-    from midstream.headless.migration.import_run import host_path_of, run_id_of
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.config_file import read_config
     from midstream.launch.engine_flags import keep_name, named_run
     from midstream.launch.input_check import read_inputs
+    from midstream.operations.import_run import host_path_of, run_id_of
     from midstream.operations.plan_migration import check_ahead
     from midstream.trainers.run_file_parser import names_run_file
 
@@ -75,9 +75,9 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
     from midstream.compare.slice_fit import require_fit
     from midstream.compare.subject import of_import
     from midstream.headless.fleet.check_slice import subject_for
-    from midstream.headless.migration.import_run import host_path_of
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
+    from midstream.operations.import_run import host_path_of
 
     hosts = HostPool(fleet)
     try:

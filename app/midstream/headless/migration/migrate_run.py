@@ -10,7 +10,7 @@ from midstream.errors import Exit, HostError, MidstreamError, RemoteError, Usage
 from midstream.format import duration, size
 from midstream.headless.check_lines import print_check
 from midstream.headless.confirmation import can_ask, confirmed
-from midstream.headless.migration.import_run import adopt, import_flags, import_plan
+from midstream.headless.migration.import_run import import_request_of, print_import_plan
 from midstream.headless.migration.migration_request import is_path, request_of
 from midstream.headless.migration.print_plan import print_plan, require_consent
 from midstream.json_events.result_event import DryRunResult
@@ -20,6 +20,7 @@ from midstream.migrate.journal.event import STAGE, Event, shell_line_of
 from midstream.migrate.journal.migration_state import ROLLBACK_INCOMPLETE, ROLLED_BACK
 from midstream.migrate.journal.stage_times import DONE, report_lines
 from midstream.operations.fleet_snapshot import fleet_snapshot
+from midstream.operations.import_run import import_run
 from midstream.output import Output
 from midstream_host.runs import run_state
 
@@ -49,8 +50,9 @@ def migrate(
     from midstream.migrate.planning import planner as planning
     from midstream.migrate.planning import preflight
 
-    if import_flags(options) and not is_path(options.migrate):
-        flags = " ".join(import_flags(options))
+    to_import = import_request_of(options, engine)
+    if to_import.flags and not is_path(options.migrate):
+        flags = " ".join(to_import.flags)
         raise UsageError(f"{flags}: {options.migrate} is a run, not the PATH of a checkpoint to import")
     hosts = HostPool(fleet)
     run_id, source = options.migrate, ""
@@ -59,7 +61,7 @@ def migrate(
         if is_path(run_id):
             asks = can_ask(output) and not options.yes
             if options.dry_run or asks:
-                import_plan(hosts, options, engine, output)
+                print_import_plan(hosts, to_import, options, output)
             if options.dry_run:
                 output.event(DryRunResult(run=None, migration=None))
                 return Exit.DONE
@@ -69,8 +71,8 @@ def migrate(
                     "--yes imports and migrates without the question",
                     Exit.REFUSED,
                 )
-            run_id, source = adopt(hosts, options, engine, output)
-            imported = True
+            made = import_run(hosts, to_import, output.message)
+            run_id, source, imported = made.run_id, made.host, True
         request = request_of(options, run_id, source, engine)
         snapshot = fleet_snapshot(hosts, remember=not options.dry_run)
         plan = planning.make_plan(hosts, snapshot, request)
