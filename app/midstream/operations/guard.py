@@ -64,7 +64,7 @@ def guard(hosts: HostPool, request: GuardRequest, face: GuardFace) -> Exit:
         allowed = request.tries, report, request.agreed, request.lead
         watching = Guard(fleet, hosts, watch, run_id, request.targets, *allowed)
         reached = watch.wait_for(
-            lambda at: bool(at.believed(run_id)) and not watching.owner(at), timeout=SNAPSHOT_TIMEOUT
+            lambda at: bool(at.believed(run_id)) and not watching.evidence.owner(at), timeout=SNAPSHOT_TIMEOUT
         )
         snapshot = reached or watch.snapshot()
         judgement = snapshot.judgement(run_id)
@@ -77,7 +77,7 @@ def guard(hosts: HostPool, request: GuardRequest, face: GuardFace) -> Exit:
         agreed = face.agree(proposal.lines, copies[0]) if proposal.lines else request.agreed
         guard_consent.require(proposal, agreed)
         watching.consent = guard_consent.accept(hosts, snapshot, proposal)
-        face.begun(watching.owner(snapshot) or copies[0].host, watching.has_target(copies[0]))
+        face.begun(watching.evidence.owner(snapshot) or copies[0].host, watching.has_target(copies[0]))
         return watching.run()
     finally:
         watch.stop()

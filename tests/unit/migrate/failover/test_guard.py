@@ -297,10 +297,10 @@ def cluster_guard(
     found = guard.Guard(fleet, HostPool(fleet), watch, "r", targets, tries, events.append)  # type: ignore[arg-type]
 
     def notice(_: Snapshot) -> str:
-        found._job = True
+        found.evidence.is_job = True
         return "job 7 reaches its time limit in 5m00"
 
-    monkeypatch.setattr(found, "_notice", notice)
+    monkeypatch.setattr(found.evidence, "notice", notice)
     return found, events
 
 
