@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class FoundLeftover:
     """A file or directory that no process needs.
 
     ``kept`` is why it may not be removed; empty if it may.
@@ -41,7 +41,7 @@ class Leftover:
         """Outcome of the removal, or why the leftover stays."""
         return "removed" if self.removed else f"kept: {self.kept}" if self.kept else ""
 
-    def is_as(self, listed: Leftover) -> bool:
+    def is_as(self, listed: FoundLeftover) -> bool:
         """Return whether it is the one that was listed, unchanged."""
         return self == replace(listed, kept=self.kept, removed=self.removed)
 
@@ -98,11 +98,11 @@ class SliceProblem:
     message: str
 
 
-AnyLeftover = Leftover | Skipped | SliceLeftover | SliceProblem
+AnyLeftover = FoundLeftover | Skipped | SliceLeftover | SliceProblem
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedHost:
     """A host whose runs are about to be examined."""
 
     host: str
@@ -115,7 +115,7 @@ def find_leftovers(
     *,
     remove: bool = False,
     agreed: Collection[AnyLeftover] | None = None,
-) -> Iterator[Leftover | Skipped | Examined]:
+) -> Iterator[FoundLeftover | Skipped | ExaminedHost]:
     """Yield the leftovers of one run, or of all, on every host that answers.
 
     With ``remove``, remove them. Consent covers what was shown: of the others, and of what has changed, nothing is.
@@ -143,7 +143,7 @@ def find_leftovers(
             unreachable.append(name)
             yield Skipped(name, "", error)
             continue
-        yield Examined(name, tuple(runs))
+        yield ExaminedHost(name, tuple(runs))
         for each in runs:
             if run_id and each != run_id:
                 continue
@@ -186,23 +186,23 @@ def _refuse_owners_damage(
             raise error
 
 
-def kept_unless_agreed(found: Leftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
+def kept_unless_agreed(found: FoundLeftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
     """Return why a leftover may not be removed: its own reason, or no agreement."""
     if found.kept or agreed is None:
         return found.kept
     same = (
-        isinstance(each, Leftover) and found.is_as(each)
-        if isinstance(found, Leftover)
+        isinstance(each, FoundLeftover) and found.is_as(each)
+        if isinstance(found, FoundLeftover)
         else isinstance(each, SliceLeftover) and found.is_as(each)
         for each in agreed
     )
     return "" if any(same) else CHANGED
 
 
-def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[Leftover]:
+def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[FoundLeftover]:
     entries = host.call(remote_leftovers.leftovers)(root=host.root, run_id=run_id)
     found = [
-        Leftover(host.name, run_id, each.path, each.kind, each.bytes, each.kept, changed=each.changed)
+        FoundLeftover(host.name, run_id, each.path, each.kind, each.bytes, each.kept, changed=each.changed)
         for each in entries
     ]
     if remove:
@@ -224,7 +224,7 @@ def _in_bucket(
     unreachable: list[str],
     remove: bool,
     agreed: Collection[AnyLeftover] | None,
-) -> Iterator[Leftover | Skipped]:
+) -> Iterator[FoundLeftover | Skipped]:
     """Yield the leftovers in a run's bucket, which all hosts of the run may write to."""
     from midstream.stores.bucket_access import access_for
     from midstream.stores.bucket_run import BucketRun
@@ -241,7 +241,7 @@ def _in_bucket(
             yield Skipped(name, run_id, error)
     bucket_run = BucketRun(store, run_id, access_for(hosts.fleet, store))
     for entry in bucket_run.leftovers(BucketWriters(reports, unreachable)):
-        found = Leftover(names[0], run_id, **entry)
+        found = FoundLeftover(names[0], run_id, **entry)
         if remove:
             found = replace(found, kept=kept_unless_agreed(found, agreed))
         if remove and not found.kept:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.compare.candidates import Candidate
-from midstream.compare.comparison import Row, row
+from midstream.compare.comparison import ComparisonRow, row
 from midstream.compare.compiler import Compilers
 from midstream.compare.subject import Subject
 from midstream.counts import count
@@ -21,7 +21,7 @@ ESTIMATE = "an estimate by the compiler"  # nothing has run there
 
 def require_fit(
     hosts: HostPool, name: str, subject_of: Callable[[], Subject], say: Callable[[str], None]
-) -> Row | None:
+) -> ComparisonRow | None:
     """Refuse a slice that a step cannot fit, before it is created.
 
     Returns the estimate, if there is one.
@@ -47,7 +47,7 @@ def require_fit(
 
 def slice_fit(
     hosts: HostPool, name: str, subject_of: Callable[[], Subject], report: Reporter
-) -> tuple[Check, Row | None]:
+) -> tuple[Check, ComparisonRow | None]:
     """Compile a run's step for the slice of a target, and say whether it fits.
 
     Args:
@@ -75,7 +75,7 @@ def candidate_fit(
     report: Reporter,
     unknown: str,
     source: str = "",
-) -> tuple[Check, Row | None]:
+) -> tuple[Check, ComparisonRow | None]:
     """Compile a step for a target's accelerators, and say whether it fits.
 
     Args:

@@ -39,10 +39,10 @@ def parse(text: str, fields: Fields, now: float) -> Condition:
     """
     if len(text) > MAX_LENGTH:
         raise FilterError(f"the filter has {len(text)} characters, at most {MAX_LENGTH} are allowed", MAX_LENGTH + 1)
-    return _Parser(text, fields, now).parse()
+    return _FilterParser(text, fields, now).parse()
 
 
-class _Parser:
+class _FilterParser:
     """Recursive descent over the text; ``_at`` is the index of the next character."""
 
     def __init__(self, text: str, fields: Fields, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
-from midstream.check.fleet_leftovers import AnyLeftover, Examined, Skipped, find_leftovers
+from midstream.check.fleet_leftovers import AnyLeftover, ExaminedHost, Skipped, find_leftovers
 from midstream.errors import UsageError
 from midstream.suggestions import nearest_run
 
@@ -37,7 +37,7 @@ def clean(
 
     known, unreachable, remove = set[str](), list[str](), agreed is not None
     for found in find_leftovers(hosts, run_id, remove=remove, agreed=agreed):
-        if isinstance(found, Examined):
+        if isinstance(found, ExaminedHost):
             known |= set(found.runs)
             continue
         if isinstance(found, Skipped) and not found.run:

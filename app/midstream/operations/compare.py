@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import Row
+    from midstream.compare.comparison import ComparisonRow
     from midstream.compare.subject import Subject
     from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
@@ -32,7 +32,7 @@ def compare(
     snapshot: Snapshot | None,
     report: Reporter,
     cancel: Event | None = None,
-) -> Iterator[Baseline | Row]:
+) -> Iterator[Baseline | ComparisonRow]:
     """Yield what a run measures now, then an estimate for each name, by compiling.
 
     Args:
@@ -56,7 +56,7 @@ def compare(
     yield from comparing.compare(fleet, subject, wanted, Compilers(fleet, hosts, request.compile_on, report, cancel))
 
 
-def calibration_notes(rows: Sequence[Row]) -> list[str]:
+def calibration_notes(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return lines on how the estimates compare with measured steps."""
     known = {row.calibration for row in rows if row.calibration is not None}
     lines = sorted(each.describe() for each in known)

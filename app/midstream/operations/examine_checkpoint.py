@@ -140,14 +140,14 @@ def examine(location: CheckpointLocation, *, deep: bool) -> Examination:
 
 
 def _collect(reports: Iterable[Examining], location: CheckpointLocation) -> Examination:
-    from midstream.hosts.rpc.report_types import ArrayContent, Examined, Problem
+    from midstream.hosts.rpc.report_types import ArrayContent, ExaminedTree, Problem
 
     contents: dict[str, ArrayStatistics] = {}
     for report in reports:
         if isinstance(report, Problem):
             hint = engine_packages_hint() if report.kind == "engine" else ""
             raise MidstreamError(f"{location}: {report.message}", hint)
-        if isinstance(report, Examined):
+        if isinstance(report, ExaminedTree):
             problems = sorted(report.problems)
             return Examination(
                 report.objects, report.bytes, report.recorded, report.recomputed, problems, contents, report.by

@@ -110,10 +110,10 @@ def parse_run_file(text: str, path: Path, read: Callable[[str], str] | None = No
         raise UsageError(f"{path}, line {mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-    return _Parser(path, value, read).parse()
+    return _RunFileParser(path, value, read).parse()
 
 
-class _Parser:
+class _RunFileParser:
     def __init__(self, path: Path, value: JsonValue, read: Callable[[str], str] | None) -> None:
         self._path, self._read = path, read
         if not isinstance(value, dict):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from midstream.check.check_result import Check
     from midstream.check.fleet_leftovers import AnyLeftover
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import Row as Estimated
+    from midstream.compare.comparison import ComparisonRow as Estimated
     from midstream.costs.cost_report import CostReport
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
@@ -44,7 +44,7 @@ _CONFIG_SECTION = re.compile(r"^(data|model|trainer|optimizer)[ \t]*:", re.MULTI
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetChoice:
     """A migration target: its name in the fleet file and its hosts.
 
     ``allocation``: it is one of SLURM; its host is the login node, which other targets may have too.
@@ -82,7 +82,7 @@ class Actions:
         self._fleet = fleet
         self._hosts = hosts
 
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[TargetChoice, ...]:
         """Return the targets; one whose hosts are unknown has none, and its plan says why.
 
         A worker of a slice is no target: a run there would wait for the devices of the others.
@@ -93,7 +93,7 @@ class Actions:
         names = [
             name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
         ]
-        return tuple(Target(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
+        return tuple(TargetChoice(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
         """Plan a migration, without side effects.

@@ -100,6 +100,6 @@ def test_interpreter_without_a_version_is_refused() -> None:
 
 
 def test_address_that_a_host_leaves_out_counts_as_closed() -> None:
-    listener = host_links.Listener("lab", 7, ("10.0.0.1", "10.0.0.2"), "token")
+    listener = host_links.LinkListener("lab", 7, ("10.0.0.1", "10.0.0.2"), "token")
     [link] = host_links.try_links(listener, [host_with({})])
     assert (link.open, link.tried) == (False, {})

@@ -13,7 +13,7 @@ from midstream.json_events.result_event import CleanResult
 from midstream.output import Output, table
 
 if TYPE_CHECKING:
-    from midstream.check.fleet_leftovers import Leftover, SliceLeftover
+    from midstream.check.fleet_leftovers import FoundLeftover, SliceLeftover
     from midstream.fleet.fleet import Fleet
 
 COLUMNS = ("HOST", "RUN", "LEFTOVER", "KIND", "SIZE", "")
@@ -24,7 +24,7 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     Each that is removed is printed before: ``--yes`` agrees to that list, and what has changed since stays.
     """
-    from midstream.check.fleet_leftovers import Leftover, SliceLeftover
+    from midstream.check.fleet_leftovers import FoundLeftover, SliceLeftover
     from midstream.hosts.host_pool import HostPool
     from midstream.operations import clean as operation
 
@@ -32,15 +32,15 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     try:
         listed = list(operation.clean(hosts, output.message, options.clean))
         for each in listed:
-            if not isinstance(each, Leftover | SliceLeftover):
+            if not isinstance(each, FoundLeftover | SliceLeftover):
                 output.message(f"midstream: {each.message}")
-        found = [each for each in listed if isinstance(each, Leftover | SliceLeftover)]
+        found = [each for each in listed if isinstance(each, FoundLeftover | SliceLeftover)]
         agreed = [each for each in found if not each.kept] if options.yes else []
         for each in agreed:
             _announce(each, output)
         if agreed:
             again = operation.clean(hosts, output.message, options.clean, agreed)
-            found = [each for each in again if isinstance(each, Leftover | SliceLeftover)]
+            found = [each for each in again if isinstance(each, FoundLeftover | SliceLeftover)]
     finally:
         hosts.close()
     rows: list[tuple[str, ...]] = [COLUMNS]
@@ -59,11 +59,11 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     return Exit.DONE
 
 
-def _announce(each: Leftover | SliceLeftover, output: Output) -> None:
+def _announce(each: FoundLeftover | SliceLeftover, output: Output) -> None:
     """Print what is about to be removed."""
-    from midstream.check.fleet_leftovers import Leftover
+    from midstream.check.fleet_leftovers import FoundLeftover
 
-    if isinstance(each, Leftover):
+    if isinstance(each, FoundLeftover):
         event = RemovingEvent(host=each.host, run=each.run, path=each.path, kind=each.kind, bytes=each.bytes)
         text = f"removing {each.run}/{each.path} on {each.host} ({each.kind}, {size(each.bytes)})"
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import Row
+    from midstream.compare.comparison import ComparisonRow
     from midstream.compare.estimate import Range
     from midstream.compare.subject import Subject
     from midstream.fleet.fleet import Fleet
@@ -82,7 +82,9 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
     return code
 
 
-def text(subject: Subject, rows: Sequence[Row], present: Baseline | None = None, width: int | None = None) -> list[str]:
+def text(
+    subject: Subject, rows: Sequence[ComparisonRow], present: Baseline | None = None, width: int | None = None
+) -> list[str]:
     """Return the comparison as a table, and lines about what it does not show.
 
     Args:
@@ -133,7 +135,7 @@ def _narrowed(lines: list[tuple[str, ...]], width: int | None) -> tuple[list[str
     return table(lines), False
 
 
-def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
+def notes(subject: Subject, rows: Sequence[ComparisonRow]) -> list[str]:
     """Return a line for each error, unfit candidate and calibration.
 
     An unfit candidate is one that does not fit as configured.
@@ -157,7 +159,7 @@ def notes(subject: Subject, rows: Sequence[Row]) -> list[str]:
     return [*lines, *calibration_notes(rows)]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
     from midstream.compare.comparison import step_text
 
     estimate, name = row.estimate, row.candidate.name
@@ -200,7 +202,7 @@ def _present_cells(present: Baseline) -> tuple[str, ...]:
     )
 
 
-def _migration_cells(row: Row) -> tuple[str, str]:
+def _migration_cells(row: ComparisonRow) -> tuple[str, str]:
     if row.migration is None:
         return "", ""
     words = duration(row.migration.seconds)

@@ -33,14 +33,14 @@ class CheckpointEntry(TypedDict):
     damaged: str
 
 
-class Disk(TypedDict):
+class DiskLine(TypedDict):
     mount: FileName
     device: FileName
     total: int
     free: int
 
 
-class Port(TypedDict):
+class PortLine(TypedDict):
     device: str
     port: int
     state: str
@@ -48,7 +48,7 @@ class Port(TypedDict):
     layer: str
 
 
-class User(TypedDict):
+class UserLine(TypedDict):
     pid: int
     user: str
     command: Text
@@ -57,7 +57,7 @@ class User(TypedDict):
     run: NotRequired[RunIdOrEmpty]
 
 
-class Accelerator(TypedDict):
+class AcceleratorLine(TypedDict):
     index: int
     kind: str
     memory_total: NotRequired[int | None]
@@ -127,15 +127,15 @@ class InventoryLine(TypedDict):
     driver: NotRequired[str]
     cuda: NotRequired[str]
     clock_synchronized: NotRequired[bool | None]
-    users: NotRequired[list[User]]
-    disks: NotRequired[list[Disk]]
-    infiniband: NotRequired[list[Port]]
+    users: NotRequired[list[UserLine]]
+    disks: NotRequired[list[DiskLine]]
+    infiniband: NotRequired[list[PortLine]]
 
 
 class Beat(TypedDict):
     time: float
     cpu_used: NotRequired[float]
-    accelerators: NotRequired[list[Accelerator]]
+    accelerators: NotRequired[list[AcceleratorLine]]
     memory_total: NotRequired[int]
     memory_used: NotRequired[int]
     disk_total: NotRequired[int]

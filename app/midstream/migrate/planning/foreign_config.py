@@ -55,7 +55,7 @@ class ForeignRun:
         return sum(map(model_arrays.size_of, self.arrays))
 
 
-class _Loader(yaml.SafeLoader):
+class _ForeignLoader(yaml.SafeLoader):
     """A YAML loader that constructs no objects: a tagged value is a plain one.
 
     Aliases may not expand to much.
@@ -94,7 +94,7 @@ def _plain(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> object:
     return loader.construct_scalar(cast("yaml.ScalarNode", node))
 
 
-_Loader.add_multi_constructor("", _plain)  # pyright: ignore[reportUnknownMemberType]
+_ForeignLoader.add_multi_constructor("", _plain)  # pyright: ignore[reportUnknownMemberType]
 
 
 def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -> ForeignRun:
@@ -131,7 +131,7 @@ def _mapping(name: str, text: str) -> RecordFields:
     elif len(text) > MAX_YAML:
         raise ValueError(f"{name} has more than {MAX_YAML:,} characters")
     else:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, _ForeignLoader)
     if not isinstance(value, dict):
         raise ValueError(f"{name} is not a mapping")
     return cast("RecordFields", value)
@@ -267,7 +267,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     for name, text in flags.items():
         part, _, key = name.partition(".")
         if part == "trainer" and "." not in key:
-            trainer[key] = yaml.load(text, _Loader)
+            trainer[key] = yaml.load(text, _ForeignLoader)
     config = _config(model, flags.get("optimizer.type", "adam"), trainer)
     if not any(name.startswith("data.") for name in flags):
         raise ValueError("a model has no data: name it with -- --data.train_urls FILES")

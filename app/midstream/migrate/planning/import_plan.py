@@ -19,7 +19,7 @@ from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
-from midstream.migrate.planning.plan_inputs import Contents, Ends, Imported
+from midstream.migrate.planning.plan_inputs import Ends, PlannedImport, SourceContents
 from midstream.migrate.planning.plan_parts import assemble
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
@@ -91,7 +91,7 @@ def plan_import(
     assert run.status is not None
     assert run.fence is not None
     ends = Ends(run, run.status, run.fence, target, source, destinations, (source.name,), here, there, given)
-    contents = Contents(
+    contents = SourceContents(
         config=found.config,
         consent=(),
         checkpoint=run.checkpoints[0],
@@ -100,7 +100,7 @@ def plan_import(
         checkpoint_bytes=found.state_bytes,
         data_digests=(),
         data_bytes=None if (size := _data_bytes(source, found)) is None else (size,) * len(ends.data_hosts),
-        imported=Imported((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
+        imported=PlannedImport((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
     )
     plan = assemble(fleet, snapshot, replace(request, checkpoint="latest"), ends, contents)
     problems = check_axes(found.arrays, contents.trainer, plan.shape.target_devices)

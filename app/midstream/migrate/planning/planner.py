@@ -21,7 +21,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
-from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
+from midstream.migrate.planning.plan_inputs import Allocated, Ends, SourceContents
 from midstream.migrate.planning.plan_parts import assemble
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core.json_types import JsonValue
@@ -93,7 +93,7 @@ def _find_ends(hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
     return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 
 
-def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> Contents:
+def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> SourceContents:
     """Read checkpoints and data of the run. Errors as of `make_plan`."""
     run, source = ends.run, ends.source
     stores = tuple(store for store in (ends.source_store.store, ends.target_store.store) if store)
@@ -104,7 +104,7 @@ def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> 
     newest, manifest, digests = host_files.newest_state(source, ends.source_store.newest_state(), run)
     data_bytes = host_files.missing_data(source, ends.data_hosts, digests)
     arrays, size = (manifest.array_entries, manifest.size) if manifest else ((), ends.status.state_bytes)
-    return Contents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
+    return SourceContents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
 
 
 def _check_shared_root(request: Request, run: RunView, target: Target) -> None:

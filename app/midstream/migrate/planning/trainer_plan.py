@@ -17,7 +17,7 @@ from midstream.migrate.modes.work import Work
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
 from midstream.migrate.planning.complete_run import complete_warning
 from midstream.migrate.planning.consent import warnings_of
-from midstream.migrate.planning.plan_inputs import Contents, Ends
+from midstream.migrate.planning.plan_inputs import Ends, SourceContents
 from midstream.migrate.planning.plan_parts import devices_of, identify, plan_route
 from midstream.migrate.planning.trainer_world import (
     check_data_iterator,
@@ -76,7 +76,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     )
     digests = (described.files_digest,) if described.files_digest else ()
     data = host_files.missing_data(source, ends.data_hosts, digests)
-    contents = Contents(
+    contents = SourceContents(
         config=config,
         consent=(),
         checkpoint=checkpoint,
@@ -233,7 +233,7 @@ def _waiting(run: RunView, described: RunFile) -> str:
     )
 
 
-def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Estimate:
+def _estimate(request: Request, ends: Ends, contents: SourceContents, lost: int) -> Estimate:
     """Estimate bytes and seconds from measurements of the run and earlier migrations."""
     run, size = ends.run, contents.checkpoint_bytes
     rates = measured_rates.rates_between(

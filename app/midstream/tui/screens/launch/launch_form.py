@@ -9,7 +9,7 @@ from midstream.launch.engine_flags import named_run
 from midstream.launch.launch_request import LaunchRequest
 from midstream.operations.launch import restart_target
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.dialogs.form import FormField, FormScreen, Values
 from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
 from midstream.tui.screens.launch.launch_screen import LaunchScreen
 from midstream.watch.run_failure import has_failed
@@ -26,10 +26,12 @@ def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest
         return
     first = request or LaunchRequest(target or (targets[0] if len(targets) == 1 else ""))
     fields = (
-        Field("config", "Config", first.config or "", "a YAML file, or one that midstream ships", actions.configs()),
-        Field("target", "Target", first.target, ", ".join(targets), targets),
-        Field("run_id", "Run id", first.run_id or "", "trainer.id of flags or config, else random"),
-        Field("flags", "Engine flags", shlex.join(first.overrides), f"none; for example {EXAMPLE}"),
+        FormField(
+            "config", "Config", first.config or "", "a YAML file, or one that midstream ships", actions.configs()
+        ),
+        FormField("target", "Target", first.target, ", ".join(targets), targets),
+        FormField("run_id", "Run id", first.run_id or "", "trainer.id of flags or config, else random"),
+        FormField("flags", "Engine flags", shlex.join(first.overrides), f"none; for example {EXAMPLE}"),
     )
 
     def check(values: Values) -> str:
@@ -79,7 +81,7 @@ def ask_start_again(screen: MidstreamScreen, request: LaunchRequest, failed: int
     none = f"none: {request.run_id} continues with its own config"
     if failed:
         none = f"none: its own config, not the flags of attempt {failed}"
-    fields = (Field("flags", "Engine flags", shlex.join(request.overrides), none),)
+    fields = (FormField("flags", "Engine flags", shlex.join(request.overrides), none),)
 
     def answered(values: Values | None) -> None:
         if values is not None:

@@ -33,14 +33,14 @@ class LaunchScreen(MidstreamScreen):
     SCOPE = commands.LAUNCH
     BINDINGS = commands.bindings(commands.LAUNCH, commands.EVERYWHERE)
 
-    class Progress(Message):
+    class LaunchProgress(Message):
         """The launch reported a line that stays, or a state that the next one replaces."""
 
         def __init__(self, line: str, *, stays: bool) -> None:
             super().__init__()
             self.line, self.stays = line, stays
 
-    class Started(Message):
+    class RunStarted(Message):
         """The run was started."""
 
         def __init__(self, run_id: str) -> None:
@@ -178,10 +178,10 @@ class LaunchScreen(MidstreamScreen):
         except MidstreamError as error:
             app.call_later(self._start_failed, error)
             return
-        self.post_message(self.Started(run_id))
+        self.post_message(self.RunStarted(run_id))
         app.call_later(app.notify, f"{run_id} starts on {request.target}", markup=False)
 
-    def on_launch_screen_progress(self, event: Progress) -> None:
+    def on_launch_screen_launch_progress(self, event: LaunchProgress) -> None:
         if event.stays:
             self._reports.append(event.line)
         self._state = "" if event.stays else event.line
@@ -198,7 +198,7 @@ class LaunchScreen(MidstreamScreen):
         self._stage, self._error = FAILED, error
         self.refresh_state()
 
-    def on_launch_screen_started(self, event: Started) -> None:
+    def on_launch_screen_run_started(self, event: RunStarted) -> None:
         self.when_in_front(partial(self._open_run, event.run_id))
 
     def _open_run(self, run_id: str) -> None:
@@ -230,7 +230,7 @@ class _Reports(Reporter):
         self._screen = screen
 
     def __call__(self, line: str) -> None:
-        self._screen.post_message(LaunchScreen.Progress(line, stays=True))
+        self._screen.post_message(LaunchScreen.LaunchProgress(line, stays=True))
 
     def update(self, what: str, state: str, seconds_left: float | None = None) -> None:
-        self._screen.post_message(LaunchScreen.Progress(state_line(what, state, seconds_left), stays=False))
+        self._screen.post_message(LaunchScreen.LaunchProgress(state_line(what, state, seconds_left), stays=False))

@@ -20,7 +20,7 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import WARM
 from midstream.tui import commands
-from midstream.tui.actions import Target, TargetMissingError
+from midstream.tui.actions import TargetChoice, TargetMissingError
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
@@ -62,14 +62,14 @@ class WizardScreen(MidstreamScreen):
             super().__init__()
             self.request, self.plan, self.error = request, plan, error
 
-    class Started(Message):
+    class MigrationStarted(Message):
         """The migration's process was started."""
 
         def __init__(self, migration: str) -> None:
             super().__init__()
             self.migration = migration
 
-    def __init__(self, run_id: str, targets: tuple[Target, ...], request: Request | None = None) -> None:
+    def __init__(self, run_id: str, targets: tuple[TargetChoice, ...], request: Request | None = None) -> None:
         """Create the wizard; ``request`` preselects target, mode and checkpoint."""
         super().__init__()
         self.run_id = run_id
@@ -264,7 +264,7 @@ class WizardScreen(MidstreamScreen):
         except MidstreamError as error:
             self.midstream.call_later(self._start_failed, error)
             return
-        self.post_message(self.Started(migration))
+        self.post_message(self.MigrationStarted(migration))
 
     def _start_failed(self, error: MidstreamError) -> None:
         """Show why the migration could not be started; nothing has changed.
@@ -276,7 +276,7 @@ class WizardScreen(MidstreamScreen):
             self._stage = PREFLIGHT
             self._paint()
 
-    def on_wizard_screen_started(self, event: Started) -> None:
+    def on_wizard_screen_migration_started(self, event: MigrationStarted) -> None:
         self.midstream.read_migrations()
         self.when_in_front(lambda: self.app.switch_screen(MigrationScreen(event.migration)))
 

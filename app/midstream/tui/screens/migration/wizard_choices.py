@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from midstream import format
 from midstream.listing.run_facts import short_kind
 from midstream.migrate.modes.registry import MODES
-from midstream.tui.actions import Target
+from midstream.tui.actions import TargetChoice
 from midstream.tui.screens.migration import plan_text
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import palette
@@ -25,7 +25,7 @@ def mode_rows() -> tuple[Row, ...]:
     return tuple(Row(mode.name, (mode.name, mode.sequence)) for mode in MODES.values())
 
 
-def target_row(target: Target, snapshot: Snapshot, glyphs: Glyphs) -> Row:
+def target_row(target: TargetChoice, snapshot: Snapshot, glyphs: Glyphs) -> Row:
     """Return the row of a target: its accelerators and the worst link to its hosts."""
     hosts = [host for host in snapshot.hosts if host.name in target.hosts]
     found = [item for host in hosts if host.machine for item in host.machine.accelerators]
@@ -57,7 +57,7 @@ def checkpoint_rows(run: RunView, now: float) -> list[Row]:
     return rows
 
 
-def comparable(targets: Sequence[Target], snapshot: Snapshot) -> list[str]:
+def comparable(targets: Sequence[TargetChoice], snapshot: Snapshot) -> list[str]:
     """Return the names of the targets that can be compared.
 
     A target needs accelerators that there are compilers for, or is a slice that does not exist yet.

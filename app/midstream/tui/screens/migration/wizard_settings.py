@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from midstream.counts import count
 from midstream.migrate.journal.request import Request
 from midstream.tui.screens.base import MidstreamScreen
-from midstream.tui.screens.dialogs.form import Field, FormScreen, Values
+from midstream.tui.screens.dialogs.form import FormField, FormScreen, Values
 from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
 
 BATCH, PER_DEVICE = "--trainer.train_batch_size", "--trainer.per_device_parallelism"
@@ -64,11 +64,11 @@ class WizardSettings:
 def ask(screen: MidstreamScreen, settings: WizardSettings, chosen: Callable[[WizardSettings], None]) -> None:
     """Prompt for the settings; ``chosen`` gets them."""
     fields = (
-        Field("batch", "Global batch", settings.batch, "as the run has it"),
-        Field("per_device", "Per-device batch", settings.per_device, "the largest that fits"),
-        Field("healthy_steps", "Healthy steps", str(settings.healthy_steps), str(DEFAULTS.healthy_steps)),
-        Field("certify_steps", "Steps compared", str(settings.certify_steps), str(DEFAULTS.certify_steps)),
-        Field("flags", "Engine flags", shlex.join(settings.flags), f"none; for example {EXAMPLE}"),
+        FormField("batch", "Global batch", settings.batch, "as the run has it"),
+        FormField("per_device", "Per-device batch", settings.per_device, "the largest that fits"),
+        FormField("healthy_steps", "Healthy steps", str(settings.healthy_steps), str(DEFAULTS.healthy_steps)),
+        FormField("certify_steps", "Steps compared", str(settings.certify_steps), str(DEFAULTS.certify_steps)),
+        FormField("flags", "Engine flags", shlex.join(settings.flags), f"none; for example {EXAMPLE}"),
     )
 
     def check(values: Values) -> str:
