@@ -21,8 +21,8 @@ from midstream.printable import printable
 from midstream_core.json_types import JsonObject, object_or_empty
 from midstream_host.driver.run_file import LARGEST_LOCK
 
-LARGEST_FILE = 16 << 20  # bytes of a lock file
-MOST_PACKAGES = 2000  # of one platform
+MAX_FILE_SIZE = 16 << 20  # bytes of a lock file
+MAX_PACKAGES = 2000  # of one platform
 MARKER = "@EXPLICIT"
 NOARCH = "noarch"
 CATEGORIES = ("main", "dev")  # of a conda-lock.yml that are installed, as conda-lock does by default
@@ -173,7 +173,7 @@ def explicit_list(text: str) -> CondaList:
 
 
 def _unified(text: str) -> list[CondaList]:
-    if len(text) > LARGEST_FILE:
+    if len(text) > MAX_FILE_SIZE:
         raise UsageError(f"has more than {LARGEST_FILE} bytes")
     try:
         value = load_plain_quickly(text)
@@ -229,7 +229,7 @@ def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipP
     if not _PLATFORM.fullmatch(platform):
         raise UsageError(f"{_shown(platform)} is no platform of conda", "linux-64, linux-aarch64, osx-arm64, ...")
     found = CondaList(platform, tuple(packages), tuple(pip))
-    if len(found.packages) + len(found.pip) > MOST_PACKAGES:
+    if len(found.packages) + len(found.pip) > MAX_PACKAGES:
         raise UsageError(f"{platform}: more than {MOST_PACKAGES} packages")
     if not found.packages:
         raise UsageError(f"{platform}: no package of conda is in it", HASHES_HINT)
