@@ -202,8 +202,8 @@ def kept_unless_agreed(found: FoundLeftover | SliceLeftover, agreed: Collection[
 def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[FoundLeftover]:
     entries = host.call(remote_leftovers.leftovers)(root=host.root, run_id=run_id)
     found = [
-        FoundLeftover(host.name, run_id, each.path, each.kind, each.bytes, each.kept, changed=each.changed)
-        for each in entries
+        FoundLeftover(host.name, run_id, entry.path, entry.kind, entry.bytes, entry.kept, changed=entry.changed)
+        for entry in entries
     ]
     if remove:
         found = [replace(each, kept=kept_unless_agreed(each, agreed)) for each in found]

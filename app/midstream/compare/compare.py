@@ -56,9 +56,9 @@ def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigr
     if run is None:
         return
     measured: list[tuple[AcceleratorType | None, float]] = [(accelerators_of_devices(run.kinds), run.step_seconds)]
-    for one in migrations:
-        if one.run_id == run.run_id and one.rehearsed_step_seconds > 0:
-            measured.append((_accelerators_of_host(fleet, one.target), one.rehearsed_step_seconds))
+    for migration in migrations:
+        if migration.run_id == run.run_id and migration.rehearsed_step_seconds > 0:
+            measured.append((_accelerators_of_host(fleet, migration.target), migration.rehearsed_step_seconds))
     for accelerators, seconds in measured:
         known = known_estimate(subject.config, subject.overrides, accelerators) if accelerators and seconds else None
         if accelerators is not None and known is not None and known.step_seconds:

@@ -251,14 +251,14 @@ def shifted(times: HostTimes, now: float) -> HostTimes:
     processes = [
         ProcessTimes(
             **{
-                **vars(each),
-                "started": move(each.started),
-                "ended": move(each.ended),
-                "first_step": move(each.first_step),
-                "last_step": move(each.last_step),
+                **vars(process),
+                "started": move(process.started),
+                "ended": move(process.ended),
+                "first_step": move(process.first_step),
+                "last_step": move(process.last_step),
             }
         )
-        for each in times.processes
+        for process in times.processes
     ]
     return HostTimes(now, move(times.booted), processes, times.unreadable, times.omitted)
 

@@ -106,7 +106,7 @@ def prepare_environment(
     """
     if config.store:  # the name of a store may stand for either kind
         schemes = [each for each in BUCKETS if config.store.startswith(each)] or list(BUCKETS)
-        modules = [*modules, *(BUCKETS[each] for each in schemes)]
+        modules = [*modules, *(BUCKETS[scheme] for scheme in schemes)]
     if config.container is not None:
         ready = _in_image(host, config, config.container, modules, progress)
         if ready is not None:

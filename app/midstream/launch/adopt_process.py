@@ -99,7 +99,7 @@ def world_flags(
         devices: Of the host.
         stated: ``devices:`` of the run file; 0: it has none.
     """
-    started = [each.distributed.get("WORLD_SIZE", "") for each in processes if each.pid != launcher.pid]
+    started = [process.distributed.get("WORLD_SIZE", "") for process in processes if process.pid != launcher.pid]
     own = [launcher.distributed.get(name, "") for name in ("WORLD_SIZE", "NPROC_PER_NODE")]
     size = int(next((each for each in (*started, *own) if each.isdecimal() and int(each)), "0"))
     visible = visible_devices(launcher.distributed)

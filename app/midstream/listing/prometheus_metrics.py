@@ -125,7 +125,7 @@ def _of_runs(at: Snapshot) -> Iterator[Metric]:
 
 
 def _newest_checkpoint(run: RunView) -> float | None:
-    return max((each.step for each in run.checkpoints if each.complete), default=None)
+    return max((checkpoint.step for checkpoint in run.checkpoints if checkpoint.complete), default=None)
 
 
 def _newest(run: RunView, column: str) -> float | None:

@@ -140,7 +140,7 @@ def lists_of(text: str) -> str | None:
 
 def by_platform(lists: str) -> dict[str, CondaList]:
     """Return the lists of a run file. Errors as of `lists_of`."""
-    found = [explicit_list(_HEADING + each) for each in lists.split(_HEADING)[1:]]
+    found = [explicit_list(_HEADING + section) for section in lists.split(_HEADING)[1:]]
     platforms = {each.platform: each for each in found}
     if "".join(map(str, found)) != lists or len(platforms) < len(found):
         raise UsageError("is no sequence of explicit lists, one for each platform")
@@ -161,7 +161,7 @@ def explicit_list(text: str) -> CondaList:
         elif line and not line.startswith(("#", MARKER)):
             url, _, digest = line.partition("#")
             packages.append(_package(url, digest))
-    subdirs = {_subdir(each.url) for each in packages} - {NOARCH}
+    subdirs = {_subdir(package.url) for package in packages} - {NOARCH}
     if not stated and len(subdirs) == 1:
         stated = next(iter(subdirs))
     if not stated:
@@ -174,7 +174,7 @@ def explicit_list(text: str) -> CondaList:
 
 def _unified(text: str) -> list[CondaList]:
     if len(text) > MAX_FILE_SIZE:
-        raise UsageError(f"has more than {LARGEST_FILE} bytes")
+        raise UsageError(f"has more than {MAX_FILE_SIZE} bytes")
     try:
         value = load_plain_quickly(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -230,7 +230,7 @@ def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipP
         raise UsageError(f"{_shown(platform)} is no platform of conda", "linux-64, linux-aarch64, osx-arm64, ...")
     found = CondaList(platform, tuple(packages), tuple(pip))
     if len(found.packages) + len(found.pip) > MAX_PACKAGES:
-        raise UsageError(f"{platform}: more than {MOST_PACKAGES} packages")
+        raise UsageError(f"{platform}: more than {MAX_PACKAGES} packages")
     if not found.packages:
         raise UsageError(f"{platform}: no package of conda is in it", HASHES_HINT)
     for package in found.packages:
@@ -286,7 +286,7 @@ def _segments(url: str) -> list[str]:
     named = [*split.path.split("/")[1:]]
     token = next((after for before, after in pairwise(named) if before == "t"), "")
     secret = bool(token) and not VARIABLE.search(token)
-    if secret or (at and not all(VARIABLE.fullmatch(each) for each in user.split(":"))):
+    if secret or (at and not all(VARIABLE.fullmatch(word) for word in user.split(":"))):
         raise UsageError(f"{_shown(_hidden(url))} has credentials", CREDENTIALS_HINT)
     parts = [unquote(each) for each in named]
     if len(parts) < 2 or any(each in ("", ".", "..") or "/" in each or not each.isprintable() for each in parts):

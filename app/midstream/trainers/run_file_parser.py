@@ -262,7 +262,7 @@ class _RunFileParser:
 
     def _check_pattern(self, key: str, pattern: str, hint: str) -> None:
         """Check that a pattern can match: a path below a directory."""
-        if pattern and (PLACEHOLDER.search(pattern) or any(part in ("", ".", "..") for part in pattern.split("/"))):
+        if pattern and (PLACEHOLDER.search(pattern) or any(word in ("", ".", "..") for word in pattern.split("/"))):
             raise self._error(key, f"{pattern!r} is not a path below the directory that is searched", hint)
 
     def _batch(self, command: list[str], defaults: TrainerDefaults) -> Batch:
@@ -281,7 +281,7 @@ class _RunFileParser:
 
     def _stop(self, defaults: TrainerDefaults) -> Stop:
         found = self._part("stop", Stop, defaults.stop)
-        known = tuple(each.name for each in signal.Signals)
+        known = tuple(Signal.name for Signal in signal.Signals)
         if found.signal not in known:
             raise self._error("stop.signal", f"{found.signal!r} is no signal", nearest(found.signal, known))
         return found

@@ -168,7 +168,7 @@ class Actions:
         from midstream.operations.repair import Repair, find_damage
 
         proposals, damaged = find_damage(self._hosts, run_id)
-        return [Repair(each) for each in proposals], damaged
+        return [Repair(proposal) for proposal in proposals], damaged
 
     def repair(self, proposals: Sequence[RepairProposal]) -> str:
         """Write the replacements that the user has agreed to. Return the outcome."""

@@ -91,7 +91,7 @@ def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, JsonValue]:
 
     config = fleet.hosts.get(run.host)
     paths = records.RunPaths(config.root if config else "", run.run_id, run.store)
-    complete = [one for one in run.checkpoints if one.complete and one.accepted]
+    complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     newest = sorted(complete, key=lambda one: (one.step, one.attempt), reverse=True)[:CHECKPOINTS]
     prefix = "" if run.store else f"{run.host}:"
     return {

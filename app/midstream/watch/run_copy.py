@@ -51,7 +51,7 @@ class RunCopy:
 
     def set_bucket_checkpoints(self, checkpoints: Sequence[JsonObject], error: str) -> None:
         """Set the checkpoints in its bucket, which replace those on its host."""
-        views = tuple(reported(CheckpointView, each) for each in checkpoints)
+        views = tuple(reported(CheckpointView, checkpoint) for checkpoint in checkpoints)
         self._misread["bucket"] = f"its checkpoints in {self.store} are unknown: {error}" if error else ""
         self._view = replace(self._view, checkpoints=views, checkpoints_listed=True, problem=self._problem)
         self._dirty = True
@@ -143,7 +143,7 @@ class RunCopy:
         self._curve.restart(attempt)
 
     def _other_positions(self, attempt: int) -> tuple[tuple[int, int, int], ...]:
-        return tuple([each for each in self.positions if each[0] != attempt])
+        return tuple([position for position in self.positions if position[0] != attempt])
 
 
 def _record(kind: Any, name: str, value: Any) -> Any:

@@ -118,7 +118,7 @@ class Watcher:
         return lambda: self._unsubscribe(callback)
 
     def _unsubscribe(self, callback: Callable[[Snapshot], object]) -> None:
-        self._subscribers = tuple(each for each in self._subscribers if each is not callback)
+        self._subscribers = tuple(subscriber for subscriber in self._subscribers if subscriber is not callback)
 
     def wait_for(self, predicate: Callable[[Snapshot], object], timeout: float | None = None) -> Snapshot | None:
         """Return the first snapshot from now on for which ``predicate`` is true.

@@ -64,9 +64,9 @@ def doctor(options: argparse.Namespace, output: Output) -> int:
 def _print(results: Iterable[Check], output: Output) -> list[Check]:
     """Print each check as it completes."""
     checks = []
-    for each in results:
-        checks.append(each)
-        print_check(each, output)
+    for result in results:
+        checks.append(result)
+        print_check(result, output)
     return checks
 
 

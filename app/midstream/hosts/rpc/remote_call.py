@@ -160,7 +160,7 @@ def job_line(
     """
     modules = _modules(function.__module__)
     job = {
-        "modules": [each for each in modules if each[0] not in imported] if imported else modules,
+        "modules": [module for module in modules if module[0] not in imported] if imported else modules,
         "module": function.__module__,
         "function": function.__name__,
         "arguments": None if arguments is None else dict(arguments),

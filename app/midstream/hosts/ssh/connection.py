@@ -259,7 +259,7 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
         transport.close()
         raise _unsupported(name, settings, error) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        proxy = next((each for each in layers if isinstance(each, Proxy)), None)
+        proxy = next((layer for layer in layers if isinstance(layer, Proxy)), None)
         words = proxy.exit_message() if proxy else ""
         transport.close()
         refusal = _no_session(name, settings, transport.greeting, words, error, proxy)

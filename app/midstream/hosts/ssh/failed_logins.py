@@ -37,7 +37,7 @@ def check(name: str, settings: SshSettings) -> None:
     if not logins or (last := logins.get(_fingerprint(settings))) is None:
         return
     now = time.time()
-    since = min((now - each["time"] for each in logins.values() if each["time"] <= now), default=INTERVAL)
+    since = min((now - login["time"] for login in logins.values() if login["time"] <= now), default=INTERVAL)
     if since < INTERVAL:
         raise HostError(
             f"{name}: {last['message'].partition(': ')[2]} "

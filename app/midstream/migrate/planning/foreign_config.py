@@ -289,7 +289,10 @@ def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> RecordFie
     """
     batch: object = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
     sizes = [part["value"] for part in cast("list[RecordFields]", batch)] if isinstance(batch, list) else [batch]
-    for name, value in [("num_train_steps", trainer["num_train_steps"]), *(("train_batch_size", one) for one in sizes)]:
+    for name, value in [
+        ("num_train_steps", trainer["num_train_steps"]),
+        *(("train_batch_size", size) for size in sizes),
+    ]:
         if type(value) is not int or not 0 < value <= MAX_NUMBER:
             raise ValueError(f"trainer.{name} is no number from 1 to {MAX_NUMBER:,}")
     return {"model": dict(model), "optimizer": {"type": optimizer}, "trainer": dict(trainer), "data": {}}
@@ -300,7 +303,7 @@ def with_parameters(run: ForeignRun, dtype: str) -> ForeignRun:
     trainer = section(run.config, "trainer")
     mp = str(precision_of(trainer.get("mp")).with_parameters(dtype))
     config = {**run.config, "trainer": {**trainer, "mp": mp}}
-    rows = next(each.shape[0] for each in run.arrays if each.name == "model/token_embeddings/weight")
+    rows = next(array.shape[0] for array in run.arrays if array.name == "model/token_embeddings/weight")
     note = f"parameters are rounded to {dtype} (--cast-parameters)"
     arrays = tuple(model_arrays.state_arrays(config, rows))
     return ForeignRun(config, arrays, run.data_paths, run.data_known, (*run.warnings, note))

@@ -53,7 +53,7 @@ def rates_between(
         size: Bytes of the state now.
     """
     migrations = list(migrations)
-    between = [one for one in migrations if (one.source, one.target) == (source, target)]
+    between = [migration for migration in migrations if (migration.source, migration.target) == (source, target)]
     copies = [
         count / seconds for one in between for count, seconds in one.copies if count >= MIN_COPY_BYTES and seconds > 0
     ]
@@ -83,7 +83,7 @@ def _stage_medians(of: Mapping[str, Sequence[PastMigration]]) -> dict[str, float
 def _install_medians(migrations: Sequence[PastMigration]) -> dict[bool, float]:
     found = dict[bool, float]()
     for ready in (False, True):
-        alike = [one for one in migrations if one.environment_ready is ready]
+        alike = [migration for migration in migrations if migration.environment_ready is ready]
         seconds = [one.stages[INSTALL] for one in alike if INSTALL in one.stages]
         if seconds:
             found[ready] = statistics.median(seconds[:MAX_SAMPLES])

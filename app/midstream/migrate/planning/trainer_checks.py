@@ -47,7 +47,7 @@ def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
 def check_stored(source: Host, plan: Plan) -> Iterator[Check]:
     """Check the newest checkpoint for the target's number of processes."""
     assert plan.trainer is not None
-    processes = next(each for each in plan.shape.changes if each.name == PROCESSES)
+    processes = next(change for change in plan.shape.changes if change.name == PROCESSES)
     before, after = int(processes.before), int(processes.after)
     try:
         found = source.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(

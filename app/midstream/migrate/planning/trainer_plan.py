@@ -56,7 +56,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     _check_request(request, ends, described)
     before = world_of_source(described, ends, snapshot)
     accelerators = [devices_of(snapshot.host(name), name) for name in ends.target.hosts]
-    devices = [len(each) or 1 for each in accelerators]
+    devices = [len(accelerator) or 1 for accelerator in accelerators]
     if len(set(devices)) > 1:
         raise MidstreamError(
             f"the numbers of devices on the hosts of {ends.target.name} differ: {', '.join(map(str, devices))}",
@@ -203,7 +203,7 @@ def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored
     if run.running and request.checkpoint == "now":
         if described.stop.saves:
             lines.append(f"{described.trainer} saves on {described.stop.signal}: no step is given up")
-            if mode_of(request.mode).has_standby and not any(each.complete for each in run.checkpoints):
+            if mode_of(request.mode).has_standby and not any(checkpoint.complete for checkpoint in run.checkpoints):
                 lines.append(
                     f"a rehearsal needs an earlier checkpoint, and there is none: if {described.trainer} saves only "
                     f"on {described.stop.signal}, choose --mode cold"
@@ -221,7 +221,7 @@ def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored
 
 def _waiting(run: RunView, described: RunFile) -> str:
     """Describe how long the next periodic checkpoint is waited for."""
-    steps = sorted({each.step for each in run.checkpoints if each.complete})
+    steps = sorted({checkpoint.step for checkpoint in run.checkpoints if checkpoint.complete})
     interval = steps[-1] - steps[-2] if len(steps) > 1 else 0
     pace, _ = downtime_estimate.step_seconds(run.curve)
     if not interval:

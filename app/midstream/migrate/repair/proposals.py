@@ -149,7 +149,7 @@ def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> D
     migration = next((view.migration for view in gathered.migrations if view.open), "")
     if migration and what in ("command", "restore", "parameter_drift"):
         raise UndeterminedError(f"migration {migration} is open and may need it: finish it or roll it back first")
-    if what.startswith("launch") and not any(each.status for each in attempt.processes):
+    if what.startswith("launch") and not any(process.status for process in attempt.processes):
         raise UndeterminedError("no status identifies the process")
     status = next((each.status for each in attempt.processes if each.status is not None), None)
     end = "no process of it runs on this host" if status is None else f"{status.state} at step {status.step}"

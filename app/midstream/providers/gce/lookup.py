@@ -82,7 +82,7 @@ def _listed(clients: ComputeClients, project: str, zone: str) -> list[Slice]:
         for group in call(clients.groups.list, project=project, zone=zone):
             names.add(group.name)
             machines = members.get(group.name, [])
-            has_tpus = any(machine_of(_last(each.machine_type)) is not None for each in machines)
+            has_tpus = any(machine_of(_last(machine.machine_type)) is not None for machine in machines)
             if TARGET_LABEL in labels_in(group.description) or has_tpus:
                 found.append(_from_group(project, zone, group, [(each, "", "") for each in machines]))
         left: dict[str, list[Any]] = {}

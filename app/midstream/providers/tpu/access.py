@@ -81,7 +81,7 @@ def install_key(client: TpuClient, found: Slice, user: str, public: str, progres
         with explained(f"no key can be added to {found.path}", found.project, found.zone):
             node = client.get_node(name=full, retry=read_retry(), timeout=CALL_TIMEOUT)
             keys = node.metadata.get(SSH_KEYS, "").splitlines()
-            if any(each.split()[:2] == line.split()[:2] for each in keys):
+            if any(key.split()[:2] == line.split()[:2] for key in keys):
                 return
             metadata = {**node.metadata, SSH_KEYS: "\n".join([*keys, line])}
             try:

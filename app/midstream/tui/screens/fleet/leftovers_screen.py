@@ -183,7 +183,7 @@ def _consequences(removable: Sequence[FoundLeftover | SliceLeftover]) -> list[st
     slices = [each.slice.path for each in removable if isinstance(each, SliceLeftover)]
     lines: list[str] = []
     if files:
-        hosts = ", ".join(dict.fromkeys(each.host for each in files))
+        hosts = ", ".join(dict.fromkeys(file.host for file in files))
         lines += [
             f"{count(len(files), 'leftover')} on {hosts} {agree(len(files))} removed:",
             "parts of saves and copies that were killed, and deletions that did not finish.",

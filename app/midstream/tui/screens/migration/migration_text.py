@@ -235,8 +235,8 @@ def journal(view: MigrationView) -> tuple[str, ...]:
         else:
             message = event.message
         kind = f"{event.phase} {event.state}".strip() if event.event == "phase" else event.event
-        for part in (message or "").splitlines() or [""]:
-            shown.append(f"{_clock(event.time)} {kind:<18} {part}")
+        for line in (message or "").splitlines() or [""]:
+            shown.append(f"{_clock(event.time)} {kind:<18} {line}")
     return tuple(shown)
 
 

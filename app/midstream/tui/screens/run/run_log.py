@@ -58,7 +58,7 @@ class RunLogScreen(RunToolsScreen):
         if self._process is None or missing:
             return run, run.log_range.process
         members = self.screen_state.snapshot.members(run)
-        known = next((each for each in members if each.log_range.process == self._process), None)
+        known = next((member for member in members if member.log_range.process == self._process), None)
         at = known or next((each for each in members if each.status and each.status.process == self._process), run)
         return at, self._process
 
@@ -104,7 +104,7 @@ class RunLogScreen(RunToolsScreen):
             self.notify("the run has one process")
             return
         members = self.screen_state.snapshot.members(run)
-        hosts = {each.status.process: each.host for each in members if each.status}
+        hosts = {member.status.process: member.host for member in members if member.status}
         rows = [Row(number, (str(number), hosts.get(number, run.host))) for number in range(count)]
 
         def chosen(number: Hashable) -> None:
