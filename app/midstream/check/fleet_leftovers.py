@@ -176,10 +176,10 @@ def _refuse_owners_damage(
     for name in names:
         host = hosts.lookup(name)
         try:
-            found = host.call(run_state.owner_records)(root=host.root, run_id=run_id)
+            owner_records = host.call(run_state.owner_records)(root=host.root, run_id=run_id)
         except HostError as error:
             raise damaged.get(name, error) from None
-        copies.append(HostCopy(name, found.fence, found.ownership))
+        copies.append(HostCopy(name, owner_records.fence, owner_records.ownership))
     judgement = OwnerJudge(hosts.fleet).judge(run_id, copies)
     for name, error in damaged.items():
         if judgement.chain is None or name in judgement.owner_hosts:

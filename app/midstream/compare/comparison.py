@@ -58,9 +58,9 @@ class ComparisonRow:
         """Price of the time to the end, with that of the migration where it is known."""
         if self.remaining is None or self.candidate.price is None:
             return None
-        found = self.remaining.times(self.candidate.price / HOUR)
+        cost = self.remaining.times(self.candidate.price / HOUR)
         extra = self.migration.cost.migration if self.migration and self.migration.cost else 0.0
-        return Range(found.value + extra, found.low + extra, found.high + extra)
+        return Range(cost.value + extra, cost.low + extra, cost.high + extra)
 
     def event(self) -> CandidateEvent:
         """Return the line of ``--json``."""

@@ -95,10 +95,10 @@ class KubectlProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         self._inner.wait(timeout)
-        found = ENDED.findall(self._inner.stderr_text())
-        if not found:  # kubectl's own exit code says nothing of the command
+        codes = ENDED.findall(self._inner.stderr_text())
+        if not codes:  # kubectl's own exit code says nothing of the command
             raise lost(self.host, self.own_words() or "the connection was closed")
-        return int(found[-1])
+        return int(codes[-1])
 
     def stderr_text(self) -> str:
         return DEFAULTED.sub("", ENDED.split(self._inner.stderr_text())[0])
@@ -284,12 +284,12 @@ def list_pods(output: bytes) -> list[tuple[str, str]]:
 
 def _pods(value: Any) -> list[tuple[str, str]]:
     items = value["items"] if value.get("kind") == "List" or "items" in value else [value]
-    found: list[tuple[str, str]] = []
+    pods: list[tuple[str, str]] = []
     for item in items:
         name = item["metadata"]["name"]
         if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name):
             raise ValueError(name)
         leaving = "deletionTimestamp" in item["metadata"]
         phase = str(item.get("status", {}).get("phase", "Unknown"))
-        found.append((name, "Terminating" if leaving else phase if phase.isalpha() else "Unknown"))
-    return found
+        pods.append((name, "Terminating" if leaving else phase if phase.isalpha() else "Unknown"))
+    return pods

@@ -35,11 +35,11 @@ def find_tool(host: Host, config: HostConfig) -> CondaTool:
     Raises:
         RemoteError: The host's answer is impossible.
     """
-    found = host.call(conda_environments.find, timeout=SEARCH_TIMEOUT)(env=dict(config.env))
-    known = found.path is None or (found.kind in conda_environments.TOOLS and found.version)
-    if not known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", found.platform):
+    tool = host.call(conda_environments.find, timeout=SEARCH_TIMEOUT)(env=dict(config.env))
+    known = tool.path is None or (tool.kind in conda_environments.TOOLS and tool.version)
+    if not known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", tool.platform):
         raise RemoteError(f"{host.name}: machine.conda_environments.find: an unknown tool or platform", "Answer", HINT)
-    return found
+    return tool
 
 
 def list_for(host: str, platform: str, lists: str) -> CondaList:

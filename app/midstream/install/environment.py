@@ -73,8 +73,8 @@ def host_variant(host: Host, config: HostConfig) -> Variant:
     """Return the build of packages that a host needs, by fleet file or accelerators."""
     if config.variant is not None or config.devices is not None:
         return choose_variant(host.name, config, None)
-    found = host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)(visible=config.visible)
-    return choose_variant(host.name, config, found)
+    accelerators = host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)(visible=config.visible)
+    return choose_variant(host.name, config, accelerators)
 
 
 def prepare_environment(
@@ -218,10 +218,10 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
     download = sum(wheel_sizes(lock, read_sizes(shipped(SIZES))).values())
     if not host.remote_python:
         return EnvironmentNeeds(False, download)
-    found = _interpreters(host)
-    if found.python is None or found.version is None or found.machine is None:
+    interpreter = _interpreters(host)
+    if interpreter.python is None or interpreter.version is None or interpreter.machine is None:
         return EnvironmentNeeds(False, download)
-    name = environment_name(lock, found.version, found.machine)
+    name = environment_name(lock, interpreter.version, interpreter.machine)
     there = host.call(environments.ready)(root=host.root, name=name) is not None
     return EnvironmentNeeds(there, 0 if there else download)
 
@@ -258,12 +258,12 @@ def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpre
     Raises:
         RemoteError: The host names an interpreter without version or machine.
     """
-    found = host.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM), also=list(also))
-    if found.python is not None and (found.version is None or found.machine is None):
+    interpreter = host.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM), also=list(also))
+    if interpreter.python is not None and (interpreter.version is None or interpreter.machine is None):
         raise RemoteError(
-            f"{host.name}: machine.environments.find: {found.python} without version or machine", "Answer", HINT
+            f"{host.name}: machine.environments.find: {interpreter.python} without version or machine", "Answer", HINT
         )
-    return found
+    return interpreter
 
 
 def environment_name(lock: str, version: str, machine: str, image: str = "") -> str:
@@ -314,8 +314,8 @@ def build_environment(
             need too.
     """
     inside, image = buildable(host, config)
-    found = find_python(inside, config, report)
-    name = environment_name(lock, found.version, found.machine, image)
+    interpreter = find_python(inside, config, report)
+    name = environment_name(lock, interpreter.version, interpreter.machine, image)
     ready = inside.call(environments.ready)(root=host.root, name=name)
     if ready is None:
         wheels = None
@@ -324,8 +324,8 @@ def build_environment(
             collected = collect_wheels(
                 lock,
                 Path(config.wheelhouse).expanduser(),
-                version=found.version,
-                machine=found.machine,
+                version=interpreter.version,
+                machine=interpreter.machine,
                 glibc=glibc,
                 progress=report,
             )
@@ -334,8 +334,8 @@ def build_environment(
             root=host.root,
             name=name,
             lock=lock,
-            python=found.python,
-            uv=found.uv,
+            python=interpreter.python,
+            uv=interpreter.uv,
             env=dict(config.env),
             wheels=wheels,
             hashed=hashed,

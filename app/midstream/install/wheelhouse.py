@@ -91,12 +91,12 @@ def _complete(lock: str, directory: Path) -> bool:
 def _pinned(lock: str, directory: Path) -> list[Path]:
     """Return the wheels of the directory whose hashes the lock has."""
     hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
-    found: list[Path] = []
+    pinned: list[Path] = []
     for path in sorted(directory.glob("*.whl")):
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() in hashes:
-                found.append(path)
-    return found
+                pinned.append(path)
+    return pinned
 
 
 def _platforms(machine: str, glibc: tuple[int, int]) -> list[str]:

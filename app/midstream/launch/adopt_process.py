@@ -50,33 +50,34 @@ def adopt_process(
         )
     say = reporter_of(say)
     host, directory = split_place(place, hosts)
-    found = look_at(host, directory)
-    launcher = launcher_of(found)
+    survey = look_at(host, directory)
+    launcher = launcher_of(survey)
     if launcher is None:
         raise UsageError(
-            f"no program runs in {host.name}:{found.directory}",
+            f"no program runs in {host.name}:{survey.directory}",
             f"midstream --launch {RUN_FILE} --on {host.name} starts a run",
         )
-    if found.run_file is None:
+    if survey.run_file is None:
         raise UsageError(
-            f"{host.name}:{found.directory} has no {RUN_FILE}", f"midstream --init-run {place} writes one; put it there"
+            f"{host.name}:{survey.directory} has no {RUN_FILE}",
+            f"midstream --init-run {place} writes one; put it there",
         )
-    path = Path(f"{host.name}:{found.directory}/{RUN_FILE}")
+    path = Path(f"{host.name}:{survey.directory}/{RUN_FILE}")
     parsed = parse_run_file(
-        found.run_file, path, lambda name: host.call(run_state.read_text)(path=f"{found.directory}/{name}")
+        survey.run_file, path, lambda name: host.call(run_state.read_text)(path=f"{survey.directory}/{name}")
     )
-    run = dataclasses.replace(parsed.run, directory=found.directory)
+    run = dataclasses.replace(parsed.run, directory=survey.directory)
     if run.out == "out" and run.uses("out"):
-        say(f"{{out}} is {found.directory}/out: out: in the run file names another directory")
-    run = with_host_files(run, host, found.directory)
-    chosen = run_id or parsed.run_id or f"{Path(found.directory).name}-{secrets.token_hex(3)}"
+        say(f"{{out}} is {survey.directory}/out: out: in the run file names another directory")
+    run = with_host_files(run, host, survey.directory)
+    chosen = run_id or parsed.run_id or f"{Path(survey.directory).name}-{secrets.token_hex(3)}"
     words, hidden = without_secrets(launcher.words)
     say(f"process {launcher.pid} on {host.name} is adopted: {' '.join(words)[:200]}")
     if hidden:
         say(f"what looks like a secret is shown as {', '.join(f'${name}' for name in hidden)}, and is not stored")
     attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
     devices = device_count(host, hosts.fleet.hosts[host.name])
-    start = TrainerStart(run, (*world_flags(launcher, found.processes, devices, run.devices), *attach))
+    start = TrainerStart(run, (*world_flags(launcher, survey.processes, devices, run.devices), *attach))
     return launch_run(hosts, host.name, None, chosen, (), say, start)
 
 

@@ -163,11 +163,11 @@ def _ports_hint(target: str) -> str:
 
 def all_links(hosts: Sequence[Host], internal: Mapping[str, str | None], ports: Sequence[int] = ()) -> list[HostLink]:
     """Test every ordered pair of ``hosts``: one listens at a time, the others connect."""
-    found: list[HostLink] = []
+    links: list[HostLink] = []
     for host in hosts:
         with listening(host, internal.get(host.name), ports) as listener:
-            found += try_links(listener, [other for other in hosts if other is not host])
-    return found
+            links += try_links(listener, [other for other in hosts if other is not host])
+    return links
 
 
 def check_numbers(hosts: Sequence[Host]) -> None:

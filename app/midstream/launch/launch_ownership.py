@@ -184,12 +184,12 @@ def sign_import(host: Host, run_id: str) -> None:
     Raises:
         HostError: The host does not answer.
     """
-    found = host.call(run_state.describe)(root=host.root, run_id=run_id)
-    if found.ownership or found.fence is None:
+    description = host.call(run_state.describe)(root=host.root, run_id=run_id)
+    if description.ownership or description.fence is None:
         return  # imported before
     before = memory.recall(run_id)
     begun = before.chain.entries[0].time if before is not None else 0.0
-    chain = signed_chain.first_chain(run_id, host.name, found.fence, begun=begun)
+    chain = signed_chain.first_chain(run_id, host.name, description.fence, begun=begun)
     memory.remember(chain)
     host.call(ownership.put_chain)(root=host.root, run_id=run_id, chain=chain.to_json())
 

@@ -88,20 +88,20 @@ def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: 
         return run
     here = LocalHost("this machine", LocalHostConfig(root=str(state_directory() / "files")))
     try:
-        found = here.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
+        snapshot = here.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
             root=here.root, directory=str(directory), patterns=list(run.files), leave=[run.out]
         )
     except RemoteError as error:
         raise UsageError(error.message.partition("ValueError: ")[2] or error.message) from None
-    say(f"{count(found.files, 'file')} of {directory}, {found.size / 1e6:.1f} MB, digest {found.digest[:12]}")
-    tree = Endpoint(here, os.path.join(here.root, "data", found.digest))
+    say(f"{count(snapshot.files, 'file')} of {directory}, {snapshot.size / 1e6:.1f} MB, digest {snapshot.digest[:12]}")
+    tree = Endpoint(here, os.path.join(here.root, "data", snapshot.digest))
 
     def send(host: Host) -> None:
-        copy_tree(tree, Endpoint(host, f"{host.root}/data/{found.digest}"), kind=DATA)
+        copy_tree(tree, Endpoint(host, f"{host.root}/data/{snapshot.digest}"), kind=DATA)
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         list(pool.map(send, hosts))
-    return dataclasses.replace(run, files_digest=found.digest)
+    return dataclasses.replace(run, files_digest=snapshot.digest)
 
 
 def with_host_files(run: RunFile, host: Host, directory: str) -> RunFile:
@@ -115,12 +115,12 @@ def with_host_files(run: RunFile, host: Host, directory: str) -> RunFile:
     if not run.files:
         return run
     try:
-        found = host.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
+        snapshot = host.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
             root=host.root, directory=directory, patterns=list(run.files), leave=[run.out]
         )
     except RemoteError as error:
         raise MidstreamError(error.message, "files: in the run file") from None
-    return dataclasses.replace(run, files_digest=found.digest)
+    return dataclasses.replace(run, files_digest=snapshot.digest)
 
 
 __all__ = ["launch_any", "with_host_files", "with_local_files"]

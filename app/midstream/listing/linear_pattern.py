@@ -87,8 +87,8 @@ class LinearPattern:
                 reached.update(state.next)
         if len(self._steps) >= MAX_CACHED:
             self._steps.clear()
-        found = self._steps[states, character] = self._closure(reached)
-        return found
+        step = self._steps[states, character] = self._closure(reached)
+        return step
 
     def _closure(self, states: set[int], *, at_start: bool = False, at_end: bool = False) -> frozenset[int]:
         """Return the states that are reached without another character."""

@@ -94,8 +94,8 @@ class RunLog:
         while True:
             try:
                 # Before the lines: those of an attempt that has ended are complete.
-                found = status_of(root=self.host.root, run_id=self.run.run_id, attempt=self.run.attempt)
-                yield from follower.new_lines(complete=not found.running)
+                answer = status_of(root=self.host.root, run_id=self.run.run_id, attempt=self.run.attempt)
+                yield from follower.new_lines(complete=not answer.running)
             except RemoteError:
                 raise
             except FOLLOWED_LOG.lost as error:
@@ -105,8 +105,8 @@ class RunLog:
                 wait(reconnect.delay())
                 continue
             unreachable = False
-            if not found.running:
-                yield AttemptEnd(found.status)
+            if not answer.running:
+                yield AttemptEnd(answer.status)
                 return
             wait(POLL_INTERVAL)
 

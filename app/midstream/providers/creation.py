@@ -317,11 +317,11 @@ class _Creation:
         """
         polls, polling = 0, Polling()
         while True:
-            found = slice_service.find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
-            if found is not None:
-                if found.labels.get(TOKEN_LABEL) != self.token:
+            own = slice_service.find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
+            if own is not None:
+                if own.labels.get(TOKEN_LABEL) != self.token:
                     return False  # another slice of the same name
-                deletion.delete(self.service, found, self.report)
+                deletion.delete(self.service, own, self.report)
                 return True
             if self._listed or self._failed:
                 return self._stage == _CreationStage.STARTED

@@ -196,10 +196,10 @@ def _unified(text: str) -> list[CondaList]:
         digests = object_or_empty(row.get("hash"))
         packages.setdefault(platform, {})
         if manager == "conda":
-            found = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))
-            if found.name.lower() != name.lower():
-                raise UsageError(f"package {_shown(name)} has the file of {_shown(found.name)}")
-            packages[platform][found] = None
+            package = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))
+            if package.name.lower() != name.lower():
+                raise UsageError(f"package {_shown(name)} has the file of {_shown(package.name)}")
+            packages[platform][package] = None
         elif manager == "pip":
             source = row.get("source")
             url = _text(source if isinstance(source, dict) else row, "url")
@@ -228,20 +228,20 @@ def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipP
     """Return the list, of packages that can be installed together."""
     if not _PLATFORM.fullmatch(platform):
         raise UsageError(f"{_shown(platform)} is no platform of conda", "linux-64, linux-aarch64, osx-arm64, ...")
-    found = CondaList(platform, tuple(packages), tuple(pip))
-    if len(found.packages) + len(found.pip) > MAX_PACKAGES:
+    checked = CondaList(platform, tuple(packages), tuple(pip))
+    if len(checked.packages) + len(checked.pip) > MAX_PACKAGES:
         raise UsageError(f"{platform}: more than {MAX_PACKAGES} packages")
-    if not found.packages:
+    if not checked.packages:
         raise UsageError(f"{platform}: no package of conda is in it", HASHES_HINT)
-    for package in found.packages:
+    for package in checked.packages:
         if _subdir(package.url) not in (platform, NOARCH):
             raise UsageError(f"{platform}: {_shown(_hidden(package.url))} is for {_shown(_subdir(package.url))}")
-    for kind in (found.packages, found.pip):
-        names = [re.sub(r"[-_.]+", "-", each.name).lower() if kind is found.pip else each.name for each in kind]
+    for kind in (checked.packages, checked.pip):
+        names = [re.sub(r"[-_.]+", "-", each.name).lower() if kind is checked.pip else each.name for each in kind]
         twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         if twice is not None:
             raise UsageError(f"{platform}: {twice} is in it twice")
-    return found
+    return checked
 
 
 def _package(url: str, digest: str) -> CondaPackage:

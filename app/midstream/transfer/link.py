@@ -182,12 +182,12 @@ def _probe_from_here(source: Host, target: Host, settings: CopySettings) -> Link
     if not host.peer_address:
         return Link("ssh", not_direct=BEHIND_PROXY)
     try:
-        found = _connect(here, host, settings, [host.peer_address])
+        connection = _connect(here, host, settings, [host.peer_address])
     except (HostError, OSError, ValueError) as error:
         return Link("ssh", not_direct=str(error)[:REASON_LIMIT])
-    if found["address"] and found["seconds"] is not None:
-        return Link("direct", found["seconds"], listener, found["address"])
-    return Link("ssh", not_direct=found["why"][:REASON_LIMIT])
+    if connection["address"] and connection["seconds"] is not None:
+        return Link("direct", connection["seconds"], listener, connection["address"])
+    return Link("ssh", not_direct=connection["why"][:REASON_LIMIT])
 
 
 def _connect(

@@ -96,15 +96,15 @@ def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Tr
     """
     source.prepare()
     try:
-        found = source.host.call(remote_objects.describe, timeout=HASH_TIMEOUT)(
+        description = source.host.call(remote_objects.describe, timeout=HASH_TIMEOUT)(
             directory=source.directory, manifest=manifest
         )
     except RemoteError as error:
         if error.kind != "NoTreeError":
             raise
         raise TransferError(error.message) from error
-    contents = contents_of(source, found["manifest"], manifest, kind)
-    return replace(contents, problems=tuple((path, what) for path, what in found["problems"]))
+    contents = contents_of(source, description["manifest"], manifest, kind)
+    return replace(contents, problems=tuple((path, what) for path, what in description["problems"]))
 
 
 def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> TreeContents:

@@ -195,8 +195,8 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         targets = self.actions.targets()
         hosts = next((target.hosts for target in targets if target.name == request.target), ())
         links = {host.name: host.link for host in self.screen_state.snapshot.hosts}
-        known = self.screen_state.snapshot.copies(request.run_id)
-        if known and hosts and all(links.get(host) == LIVE for host in hosts):
+        copies = self.screen_state.snapshot.copies(request.run_id)
+        if copies and hosts and all(links.get(host) == LIVE for host in hosts):
             self.request = None
             self.open_wizard(request.run_id, request)
 

@@ -49,14 +49,14 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
     if not fleet.path or not os.path.exists(fleet.path):
         return
     with suppress(OSError):
-        known = read_entries(names_file()).get(fleet_key(fleet.path), {})
+        entry = read_entries(names_file()).get(fleet_key(fleet.path), {})
         hosts, room = _of_live_hosts(fleet, snapshot), EARLIER_SIZE
         for host in snapshot.hosts:
-            if host.name not in hosts and isinstance(known, dict) and host.name in known:
-                room -= len(json.dumps(known[host.name], indent=1))
+            if host.name not in hosts and isinstance(entry, dict) and host.name in entry:
+                room -= len(json.dumps(entry[host.name], indent=1))
                 if room >= 0:
-                    hosts[host.name] = known[host.name]
-        if hosts != known:
+                    hosts[host.name] = entry[host.name]
+        if hosts != entry:
             write_entry(names_file(), fleet.path, hosts)
 
 

@@ -42,7 +42,7 @@ def tree(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> list[st
 def events(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> Iterator[ArrayEvent]:
     """Yield an event for each array."""
     for entry in manifest.array_entries:
-        found = contents.get(entry.name)
+        content = contents.get(entry.name)
         yield ArrayEvent(
             name=entry.name,
             axes=entry.axes,
@@ -50,8 +50,8 @@ def events(manifest: Manifest, contents: Mapping[str, ArrayStatistics]) -> Itera
             dtype=entry.dtype,
             bytes=stored_bytes(entry),
             grid=entry.grid,
-            norm=found.norm if found else None,
-            not_finite=found.not_finite if found else None,
+            norm=content.norm if content else None,
+            not_finite=content.not_finite if content else None,
         )
 
 

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 def show_slices(fleet: Fleet, output: Output) -> None:
     """Print every slice of the fleet file's projects and zones."""
-    found = list_slices(fleet)
+    slices = list_slices(fleet)
     if output.as_json:
-        for each, target in found.found:
+        for each, target in slices.found:
             output.event(documents.slice_event(each, target))
-        for problem in found.problems:
+        for problem in slices.problems:
             output.event(ProblemEvent(message=problem))
         return
     rows = [("SLICE", "TARGET", "STATE", "TYPE", "RUNTIME", "WORKERS", "PRICE CLASS", "AGE", "")]
-    for each, target in found.found:
+    for each, target in slices.found:
         rows.append(
             (
                 each.path,
@@ -40,5 +40,5 @@ def show_slices(fleet: Fleet, output: Output) -> None:
         )
     if len(rows) > 1:
         output.value({}, ["", *table(rows)])
-    for problem in found.problems:
+    for problem in slices.problems:
         output.message(f"midstream: {problem}")

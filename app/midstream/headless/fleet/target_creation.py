@@ -30,14 +30,16 @@ def with_target(fleet: Fleet, options: argparse.Namespace, output: Output, engin
     if options.delete:
         return fleet
     read_only = any(getattr(options, mode) not in (None, False) for mode in READ_ONLY_MODES)
-    found = fleet_slices.with_slices(fleet, output.message, touch=not read_only)
+    looked_up = fleet_slices.with_slices(fleet, output.message, touch=not read_only)
     name: str = (options.launch and options.on) or (options.migrate and options.to) or ""
-    missing = creatable_target(found, name) if name else None
+    missing = creatable_target(looked_up, name) if name else None
     if missing is not None:
-        _check_request(found, options, engine)
-    if name in found.unavailable and (missing is not None or options.dry_run):
-        _check_fit(found, options, name, engine, output)  # without a target to create, the plan says why there is none
-    return found if missing is None else _created(found, missing, options, output)
+        _check_request(looked_up, options, engine)
+    if name in looked_up.unavailable and (missing is not None or options.dry_run):
+        _check_fit(
+            looked_up, options, name, engine, output
+        )  # without a target to create, the plan says why there is none
+    return looked_up if missing is None else _created(looked_up, missing, options, output)
 
 
 def _check_request(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...]) -> None:
@@ -109,9 +111,9 @@ def _created(fleet: Fleet, missing: CreatableTarget, options: argparse.Namespace
     if not options.yes and not confirmed(f"Create {name}? It {missing.lasts}", output):
         raise MidstreamError(f"{name} does not exist: {price}", "--yes creates it", Exit.REFUSED)
     created = CreatedEvent(target=name, slice=missing.path, class_=missing.price_class)
-    found = create_target(fleet, missing, output.message, lambda: output.event(created))
+    complete = create_target(fleet, missing, output.message, lambda: output.event(created))
     options.created = missing
-    return found
+    return complete
 
 
 def settle_unused(fleet: Fleet, options: argparse.Namespace, code: int, output: Output) -> None:

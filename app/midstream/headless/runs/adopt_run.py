@@ -44,23 +44,23 @@ def init_run(fleet: Fleet | None, options: argparse.Namespace, output: Output) -
     hosts = HostPool(fleet) if fleet is not None else None
     try:
         host, directory = split_place(options.init_run, hosts)
-        found = look_at(host, directory)
-        launcher = launcher_of(found)
+        survey = look_at(host, directory)
+        launcher = launcher_of(survey)
     finally:
         if hosts is not None:
             hosts.close()
-    path = Path(RUN_FILE) if hosts is not None else Path(found.directory) / RUN_FILE
+    path = Path(RUN_FILE) if hosts is not None else Path(survey.directory) / RUN_FILE
     if path.exists():
         raise UsageError(f"{path} exists", "move it away: a run file is not overwritten")
     try:
         with open(path, "x", encoding="utf-8", opener=_private) as file:
-            file.write(run_file_text(found, launcher))
+            file.write(run_file_text(survey, launcher))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "a directory that you can write") from error
     shown = f"process {launcher.pid}" if launcher is not None else "the programs"
     output.event(
         InitRunResult(file=str(path)),
-        f"{path} is written from {shown} in {found.directory}: check it, then midstream --launch {path} --on TARGET",
+        f"{path} is written from {shown} in {survey.directory}: check it, then midstream --launch {path} --on TARGET",
     )
     return Exit.DONE
 

@@ -117,9 +117,9 @@ def _connected_within(settings: SshSettings, timeout: float) -> socket.socket:
 
     Each address of the AddressFamily has ``timeout`` seconds.
     """
-    found = socket.getaddrinfo(settings.hostname, settings.port, settings.family, socket.SOCK_STREAM)
+    infos = socket.getaddrinfo(settings.hostname, settings.port, settings.family, socket.SOCK_STREAM)
     source = (settings.bind_address, 0) if settings.bind_address else None
-    addresses = [(str(address[0]), settings.port) for *_, address in found]
+    addresses = [(str(address[0]), settings.port) for *_, address in infos]
     for address in addresses[:-1]:
         with contextlib.suppress(OSError):
             return socket.create_connection(address, timeout, source)

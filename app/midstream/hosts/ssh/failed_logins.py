@@ -83,8 +83,8 @@ def _file(settings: SshSettings) -> Path:
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Return the failed logins by fingerprint; none of a damaged file."""
     try:
-        found = json.loads(file.read_text())
-        return {key: each for key, each in found.items() if float(each["time"]) and each["message"] and "hint" in each}
+        logins = json.loads(file.read_text())
+        return {key: each for key, each in logins.items() if float(each["time"]) and each["message"] and "hint" in each}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 

@@ -77,9 +77,9 @@ class GuardEvidence:
         """Return the verdict by the first failure on several hosts, if it says more."""
         if run is None or verdict.lost or not (verdict.kind == FAILED or run.state == "lost"):
             return verdict
-        found = self._failed(run, snapshot)
+        failed = self._failed(run, snapshot)
         # The exit of process 0 is evidence enough; the first failure is the better reason.
-        return found if found is not None and (verdict.kind == FAILED or found.kind == LOST) else verdict
+        return failed if failed is not None and (verdict.kind == FAILED or failed.kind == LOST) else verdict
 
     def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
         """Call `judge_failed` for a run on several hosts.

@@ -57,11 +57,16 @@ def restart(hosts: HostPool, run: RunView, target: str) -> int:
     chosen = hosts.fleet.target(target)
     assert chosen.slurm is not None
     host = hosts.get(run.host)
-    found = host.call(run_state.describe)(root=host.root, run_id=run.run_id)
-    if not found.running or found.attempt != run.attempt or found.fence is None or found.fence.owner != target:
+    description = host.call(run_state.describe)(root=host.root, run_id=run.run_id)
+    if (
+        not description.running
+        or description.attempt != run.attempt
+        or description.fence is None
+        or description.fence.owner != target
+    ):
         raise MidstreamError(f"attempt {run.attempt} of {run.run_id} does not run on {target} any more")
     lock = host.call(ownership.migration_lock)(root=host.root, run_id=run.run_id)
-    if lock is not None and lock.epoch > found.fence.epoch and lock.expires > time.time():
+    if lock is not None and lock.epoch > description.fence.epoch and lock.expires > time.time():
         raise MidstreamError(
             f"run {run.run_id} is locked for {lock.owner} by migration {lock.migration}",
             f"midstream --continue {lock.migration}, or --rollback, where that migration was started",

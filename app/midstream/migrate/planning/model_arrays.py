@@ -148,10 +148,10 @@ def _shapes(model: RunConfig, rows: int) -> dict[str, _Shape]:
     ends["token_embeddings"] = ({**vocab, **embed}, None)
     if not tied:
         ends["lm_head"] = ({**embed, **vocab}, None)
-    found: dict[str, _Shape] = {}
+    shapes: dict[str, _Shape] = {}
     for name, parts in (
         *ends.items(),
         *((f"blocks/stacked/{name}", tuple(p and {**layers, **p} for p in parts)) for name, parts in block.items()),
     ):
-        found |= {f"{name}/{part}": shape for part, shape in zip(("weight", "bias"), parts, strict=True) if shape}
-    return found
+        shapes |= {f"{name}/{part}": shape for part, shape in zip(("weight", "bias"), parts, strict=True) if shape}
+    return shapes

@@ -173,7 +173,7 @@ def check_ahead(hosts: HostPool, snapshot: Snapshot, request: Request, store: st
     if is_run_file(config):
         return  # its processes are counted when the target is there
     trainer = section(config, "trainer")
-    wanted = schedule_change.training_schedule(config, engine_flags(request.overrides))
-    points = [{"start": start, "value": size} for start, size in wanted.points]
+    training_schedule = schedule_change.training_schedule(config, engine_flags(request.overrides))
+    points = [{"start": start, "value": size} for start, size in training_schedule.points]
     for size in batch_shape.batch_sizes(points, run.status.step):
         batch_shape.batch_shape(size, devices, -1, int(trainer.get("model_axis_size") or 1))

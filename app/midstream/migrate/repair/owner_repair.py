@@ -88,7 +88,7 @@ def _agreeing(
         for checkpoint in gathered.hosts[host].checkpoints
         if checkpoint.complete and head.root_digest == checkpoint.root_digest
     ]
-    found: dict[str, records.Fence] = {}
+    agreeing: dict[str, records.Fence] = {}
     for location, fence in fences.items():
         if location in doubtful and fence.epoch == head.epoch:
             if better or (fence.owner, fence.sealed_step) != (head.owner, head.step):
@@ -97,8 +97,8 @@ def _agreeing(
             fence = replace(fence, start=0, starts=older)  # starts of this epoch are the owner's
             if not all(fence.accepts(each.epoch, each.step, each.start) for each in sealed):
                 continue
-        found[location] = fence
-    return found
+        agreeing[location] = fence
+    return agreeing
 
 
 def lost_chain(gathered: FleetEvidence) -> tuple[records.OwnershipChain, list[str]]:

@@ -113,8 +113,8 @@ def store_of(config: str) -> str:
 
 def _journaled(migrations: Sequence[MigrationView]) -> dict[str, records.Fence]:
     """Return the fences that migrations of this machine have sealed a source with."""
-    found: dict[str, records.Fence] = {}
+    journaled: dict[str, records.Fence] = {}
     for view in migrations:
         if view.facts.sealed is not None:
-            found[f"the journal of migration {view.migration}"] = view.facts.sealed.fence
-    return found
+            journaled[f"the journal of migration {view.migration}"] = view.facts.sealed.fence
+    return journaled

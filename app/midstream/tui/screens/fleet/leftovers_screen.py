@@ -115,11 +115,11 @@ class LeftoversScreen(MidstreamScreen):
         def report(line: str) -> None:
             self.post_message(Progressed(line))
 
-        found: list[AnyLeftover] = []
+        leftovers: list[AnyLeftover] = []
         try:
-            found += self.midstream.actions.leftovers(report, agreed)
+            leftovers += self.midstream.actions.leftovers(report, agreed)
         finally:
-            self.post_message(self.Found(found, agreed))
+            self.post_message(self.Found(leftovers, agreed))
 
     def on_leftovers_screen_found(self, event: Found) -> None:
         self._doing = ""

@@ -151,18 +151,18 @@ def time_left(view: MigrationView, now: float, width: int, target_step: int | No
 
     For another migration the text is empty.
     """
-    left = view.remaining(now, target_step)
-    if left is None:
+    remaining = view.remaining(now, target_step)
+    if remaining is None:
         return Text()
     stage, expected = view.stage_times.current, view.expected_seconds
-    text = Text("  left    ", palette.DIM, no_wrap=True).append(left.text(), palette.TEXT)
+    text = Text("  left    ", palette.DIM, no_wrap=True).append(remaining.text(), palette.TEXT)
     if stage:
         elapsed, about = format.seconds(max(0.0, now - view.stage_times.since)), expected.get(stage)
         of = "" if about is None else f" of about {format.seconds(about)}"
         words = f"   {shown_stage(stage, expected)} {elapsed}{of}"
         if len(text) + len(words) > width:
             text.append("\n        ")
-        text.append(words, palette.WAIT if left.overdue >= 1.0 else palette.DIM)
+        text.append(words, palette.WAIT if remaining.overdue >= 1.0 else palette.DIM)
     return text.append("\n")
 
 

@@ -121,8 +121,8 @@ class CompareScreen(ModalScreen[str | None]):
         from midstream.compare.baseline import Baseline
 
         try:
-            found = self.midstream.actions.estimates(self._run, self._names, _ScreenReporter(self), self._cancelled)
-            for row in found:
+            estimates = self.midstream.actions.estimates(self._run, self._names, _ScreenReporter(self), self._cancelled)
+            for row in estimates:
                 self.post_message(self.Measured(row) if isinstance(row, Baseline) else self.Estimated(row))
             self.post_message(self.Ended(None))
         except MidstreamError as error:
