@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _module(item: pytest.Item) -> str:
-    """Return the test's file below the project: the order is the same wherever the project lies."""
+    """Return the test's file below the project: the order is the same wherever the project is."""
     return item.nodeid.partition("::")[0]
 
 

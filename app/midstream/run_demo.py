@@ -120,7 +120,7 @@ def _demo_fleet(directory: DemoDirectory, output: Output) -> Iterator[tuple[Flee
 
 def _end_migrations(fleet: Fleet, chosen: str, output: Output) -> None:
     """Finish running migrations, or roll them back if ``chosen`` says so."""
-    from midstream.headless.migration.migrate_run import follow
+    from midstream.headless.migrate_run import follow
     from midstream.migrate import migration_process
     from midstream.migrate.journal import migration_state
     from midstream.migrate.journal.migration_directory import MigrationDirectory, list_migrations
@@ -199,7 +199,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
     """
     from midstream.demo_directory import claim_at, default_root
     from midstream.flags import parser
-    from midstream.headless.migration.migrate_run import migrate
+    from midstream.headless.migrate_run import migrate
     from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
     from midstream.watch.watcher import Watcher

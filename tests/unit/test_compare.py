@@ -22,7 +22,7 @@ from midstream.compare.subject import PresentRun, Subject
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.headless.runs.compare_accelerators import is_config, text
+from midstream.headless.compare_accelerators import is_config, text
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import Reporter
 from midstream.watch.known_devices import devices_file, remember_devices

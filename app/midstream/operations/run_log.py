@@ -1,4 +1,4 @@
-"""The log of one process of a run's newest attempt: read, searched, or followed to its end."""
+"""Read, search or follow the log of a process of a run's newest attempt."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class SystemPoint:
 
 
 def system_points(hosts: HostPool, run_ids: Sequence[str], seconds: float) -> Iterator[SystemPoint]:
-    """Watch the hosts of runs for some seconds, and yield their points as they are completed.
+    """Watch the hosts of runs for some seconds, and yield their points.
 
     Raises:
         UsageError: There is no such run.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from midstream.check.check_result import Check
     from midstream.check.fleet_leftovers import AnyLeftover
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import ComparisonRow as Estimated
+    from midstream.compare.comparison import ComparisonRow
     from midstream.costs.cost_report import CostReport
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
@@ -130,7 +130,9 @@ class Actions:
             require_fit(hosts, missing.target, lambda: of_run_named(hosts, run_id, ()), report)
         create_target(fleet, missing, report)
 
-    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
+    def estimates(
+        self, run: RunView, names: str, report: Reporter, cancel: Event
+    ) -> Iterator[Baseline | ComparisonRow]:
         """Yield an estimate of a run for each of ``names``, by compiling for it.
 
         ``names`` are those of accelerators or targets.

@@ -16,8 +16,8 @@ from midstream.tui.commands import Word
 from midstream.tui.screens import word_operations
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.style import palette
 
 VIEWS = {"run": "curves", "log": "logs", "checkpoints": "checkpoints", "info": "info"}  # of the run screen

@@ -20,7 +20,7 @@ from midstream.flags import parse
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import WAIT, job_manifest
-from midstream.headless.fleet.target_creation import settle_unused
+from midstream.headless.target_creation import settle_unused
 from midstream.hosts import kubernetes_host, pod_job
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes_host import KubernetesHost

@@ -12,7 +12,7 @@ import pytest
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
-from midstream.headless.runs.metrics_and_log import print_followed
+from midstream.headless.metrics_and_log import print_followed
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.reconnect import FOLLOWED_LOG
 from midstream.operations.run_log import LAST_LINES, POLL_INTERVAL, RunLog

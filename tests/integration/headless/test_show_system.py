@@ -12,8 +12,8 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
-from midstream.headless.runs import metrics_and_log
-from midstream.headless.runs.show_system import show_system
+from midstream.headless import metrics_and_log
+from midstream.headless.show_system import show_system
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
 from midstream.watch import system_series

@@ -20,7 +20,7 @@ import pytest
 from midstream.errors import Exit, UsageError
 from midstream.flags import parse
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
-from midstream.headless.runs.launch_and_stop import launch
+from midstream.headless.launch_and_stop import launch
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.install.bundle import build_bundle, install_engine

@@ -16,8 +16,8 @@ import yaml
 from midstream.errors import MidstreamError
 from midstream.flags import parse
 from midstream.fleet.fleet_file import load_fleet
-from midstream.headless.migration.import_run import import_request_of
-from midstream.headless.migration.migration_request import is_path
+from midstream.headless.import_run import import_request_of
+from midstream.headless.migration_request import is_path
 from midstream.hosts.host_pool import HostPool
 from midstream.operations.import_run import ImportedRun, import_run, run_id_of
 from midstream.output import Output

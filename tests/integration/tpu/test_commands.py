@@ -27,7 +27,7 @@ from midstream.flags import parse
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_file import load_fleet
 from midstream.fleet.tpu_target import TpuTarget
-from midstream.headless.fleet.target_creation import settle_unused
+from midstream.headless.target_creation import settle_unused
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.operations.create_target import creatable_slice

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from midstream.headless.fleet.status import run_rows
+from midstream.headless.status import run_rows
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import stop_run
 from midstream.launch.start_attempt import Launch

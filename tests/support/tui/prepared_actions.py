@@ -15,7 +15,7 @@ from typing_extensions import override
 from midstream.check.check_result import PASS, Check
 from midstream.check.fleet_leftovers import AnyLeftover, FoundLeftover, Skipped, SliceLeftover, SliceProblem
 from midstream.compare.baseline import Baseline
-from midstream.compare.comparison import ComparisonRow as Estimated
+from midstream.compare.comparison import ComparisonRow
 from midstream.costs.cost_report import CostReport, HostCost, MigrationCost, RunCost
 from midstream.errors import HostError, MidstreamError
 from midstream.install.reporter import Reporter
@@ -134,7 +134,7 @@ class PreparedActions(Actions):
         self.cost_report: CostReport | MidstreamError = CostReport(NOW - 30 * 86400, NOW)
         self.left: tuple[AnyLeftover, ...] = LEFTOVERS
         self.listing: SliceListing | MidstreamError = SliceListing(configured=False)
-        self.estimated: tuple[Baseline | Estimated, ...] = ()
+        self.estimated: tuple[Baseline | ComparisonRow, ...] = ()
         self.cancel: threading.Event | None = None
         self.repairs: tuple[Repair, ...] = ()
 
@@ -156,7 +156,7 @@ class PreparedActions(Actions):
     @override
     def estimates(
         self, run: RunView, names: str, report: Reporter, cancel: threading.Event
-    ) -> Iterator[Baseline | Estimated]:
+    ) -> Iterator[Baseline | ComparisonRow]:
         self.calls.append(("estimates", names))
         self.cancel = cancel
         report.update("v5e-16", "compiling")

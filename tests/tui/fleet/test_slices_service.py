@@ -24,7 +24,7 @@ from midstream.tui.actions import Actions, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.launch.slices_screen import SlicesScreen
+from midstream.tui.screens.slices_screen import SlicesScreen
 from midstream.watch.watcher import take_snapshot
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server

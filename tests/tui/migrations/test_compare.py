@@ -9,8 +9,8 @@ from midstream.compare.baseline import Baseline
 from midstream.compare.candidates import Candidate
 from midstream.compare.comparison import ComparisonRow
 from midstream.compare.estimate import Memory, Range, StepEstimate
-from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream.tui.screens.run.compare_screen import CompareScreen
+from midstream.tui.screens.compare_screen import CompareScreen
+from midstream.tui.screens.wizard import WizardScreen
 from support.accelerator_types import known
 from support.tui import fleets
 from support.tui.prepared_actions import PreparedActions

@@ -22,8 +22,8 @@ from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.wizard import WizardScreen
 from midstream.watch.snapshot import Snapshot
 from midstream_core import records
 from support.tui import fleets, prepared_migrations

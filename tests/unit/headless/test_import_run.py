@@ -8,8 +8,8 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.flags import parse
-from midstream.headless.migration.import_run import import_request_of
-from midstream.headless.migration.migrate_run import migrate
+from midstream.headless.import_run import import_request_of
+from midstream.headless.migrate_run import migrate
 
 GIVEN = ["--gqa-layout", "interleaved", "--rms-epsilon", "outside", "--cast-parameters", "bfloat16"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from midstream.fleet.fleet import Fleet, SshHostConfig
-from midstream.headless.fleet import status
+from midstream.headless import status
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
 from midstream.watch import host_feed

@@ -1,4 +1,4 @@
-"""Evidence that a guard reads beside the snapshot: from hosts, SLURM and providers."""
+"""Evidence that a guard reads from hosts, SLURM and providers."""
 
 from __future__ import annotations
 

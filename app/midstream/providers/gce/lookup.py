@@ -15,8 +15,8 @@ from typing import Any
 from midstream.fleet.machine_type import machine_of
 from midstream.providers.gce.client import ComputeClients, call, region_of
 from midstream.providers.gce.errors import explained
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import PRICE_LABEL, TARGET_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream.providers.service_types import Message
 from midstream_core.json_types import JsonValue
 
 INCOMPLETE = "INCOMPLETE"  # state of a slice whose group does not exist, and whose policy or template does

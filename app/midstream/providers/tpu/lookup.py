@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import explained
 from midstream.providers.google_rest import CALL_TIMEOUT
 from midstream.providers.provider import PRICE_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream.providers.service_types import Message
 from midstream.providers.tpu.client import read_retry
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from midstream.errors import Exit, HostError, MidstreamError, RemoteError, Usage
 from midstream.format import duration, size
 from midstream.headless.check_lines import print_check
 from midstream.headless.confirmation import can_ask, confirmed
-from midstream.headless.migration.import_run import import_request_of, print_import_plan
-from midstream.headless.migration.migration_request import is_path, request_of
-from midstream.headless.migration.print_plan import print_plan, require_consent
+from midstream.headless.import_run import import_request_of, print_import_plan
+from midstream.headless.migration_request import is_path, request_of
+from midstream.headless.print_plan import print_plan, require_consent
 from midstream.json_events.result_event import DryRunResult
 from midstream.migrate.journal.certificate import NOT_CHECKED
 from midstream.migrate.journal.downtime_report import shown_phase

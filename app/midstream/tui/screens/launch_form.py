@@ -11,7 +11,7 @@ from midstream.operations.launch import restart_target
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.form import FormField, FormScreen, Values
 from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
-from midstream.tui.screens.launch.launch_screen import LaunchScreen
+from midstream.tui.screens.launch_screen import LaunchScreen
 from midstream.watch.run_failure import has_failed
 from midstream.watch.snapshot import RunView
 

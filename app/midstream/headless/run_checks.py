@@ -30,7 +30,7 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
 
     name, config = options.check, options.rehearse or REHEARSAL_CONFIG
     if options.rehearse is not None and name in fleet.unavailable:
-        from midstream.headless.fleet.check_slice import check_slice
+        from midstream.headless.check_slice import check_slice
 
         # There is no host to rehearse on: the compiler alone says whether it fits.
         return _end(_print([check_slice(fleet, name, config, engine, output)], output), output, target=name)
@@ -41,7 +41,7 @@ def check(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], ou
             return _end(checks, output, run=name)
         failed = any(check.state == FAIL for check in checks)
         if options.rehearse is not None and failed:
-            from midstream.headless.fleet.check_slice import check_busy
+            from midstream.headless.check_slice import check_busy
 
             # Nothing is rehearsed beside what a check found: the compiler alone says whether the step fits.
             fit = check_busy(fleet, name, config, engine, output)

@@ -29,7 +29,7 @@ def metrics(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     Several runs are printed as a table of their losses. With ``--system``, the metrics of their hosts are printed.
     """
-    from midstream.headless.runs.show_system import show_system
+    from midstream.headless.show_system import show_system
     from midstream.hosts.host_pool import HostPool
 
     if options.plot and options.system is not None:

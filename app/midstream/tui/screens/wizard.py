@@ -21,15 +21,14 @@ from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import WARM
 from midstream.tui import commands
 from midstream.tui.actions import TargetChoice, TargetMissingError
+from midstream.tui.screens import create_slice, plan_text, wizard_choices, wizard_settings
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.compare_screen import ask_candidates
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.launch import create_slice
-from midstream.tui.screens.migration import plan_text, wizard_choices, wizard_settings
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.migration.wizard_settings import WizardSettings
+from midstream.tui.screens.migration_screen import MigrationScreen
 from midstream.tui.screens.preflight import Checked, Preflight
-from midstream.tui.screens.run.compare_screen import ask_candidates
+from midstream.tui.screens.wizard_settings import WizardSettings
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import checks_text, palette
 from midstream.tui.style.styled_text import Text

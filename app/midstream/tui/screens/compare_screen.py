@@ -24,12 +24,12 @@ from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
-from midstream.tui.widgets.table import Column, ComparisonRow, Table
+from midstream.tui.widgets.table import Column, Row, Table
 from midstream_core.accelerator_types import EXAMPLES
 
 if TYPE_CHECKING:
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import ComparisonRow as ComparedRow
+    from midstream.compare.comparison import ComparisonRow
     from midstream.watch.snapshot import RunView
 
 COLUMNS = (
@@ -70,7 +70,7 @@ class CompareScreen(ModalScreen[str | None]):
     class Estimated(Message):
         """One candidate has its estimate."""
 
-        def __init__(self, row: ComparedRow) -> None:
+        def __init__(self, row: ComparisonRow) -> None:
             super().__init__()
             self.row = row
 
@@ -93,7 +93,7 @@ class CompareScreen(ModalScreen[str | None]):
         super().__init__()
         self._run, self._names = run, names
         self._cancelled = threading.Event()
-        self._rows: list[ComparedRow] = []
+        self._rows: list[ComparisonRow] = []
         self._present: Baseline | None = None
         self._error: MidstreamError | None = None
         self._progress = "reading the run's configuration"
@@ -208,7 +208,7 @@ def ask_candidates(screen: Screen[Any], run: RunView, targets: Sequence[str], ch
     screen.app.push_screen(EnterTextScreen(title, lines, ",".join(targets), check), entered)
 
 
-def baseline_row(present: Baseline, glyphs: Glyphs) -> ComparisonRow:
+def baseline_row(present: Baseline, glyphs: Glyphs) -> Row:
     """Return the table's row of the run as it trains now."""
     from midstream.compare.comparison import step_text
 
@@ -225,17 +225,17 @@ def baseline_row(present: Baseline, glyphs: Glyphs) -> ComparisonRow:
         none,
         ("where the run is", palette.DIM),
     )
-    return ComparisonRow(present.name, cells)
+    return Row(present.name, cells)
 
 
-def table_row(row: ComparedRow, glyphs: Glyphs) -> ComparisonRow:
+def table_row(row: ComparisonRow, glyphs: Glyphs) -> Row:
     """Return the table's row of a candidate."""
     from midstream.compare.comparison import step_text
 
     name, estimate, none = row.candidate.name, row.estimate, format.NONE
     if estimate is None:
         cells = (name, str(row.candidate.accelerators.devices), "?", *[none] * 6, (row.error, palette.BAD))
-        return ComparisonRow(name, cells)
+        return Row(name, cells)
     fits = (f"{glyphs.passed} yes", palette.GOOD) if estimate.fits else (f"{glyphs.failed} no", palette.BAD)
     at_a_time = f"{estimate.per_device_parallelism}{glyphs.times}{estimate.accumulation}" if estimate.fits else none
     remaining, paid, rate = row.remaining, row.price_to_end, row.tokens_per_second
@@ -256,4 +256,4 @@ def table_row(row: ComparedRow, glyphs: Glyphs) -> ComparisonRow:
         pays,
         (note, palette.WAIT),
     )
-    return ComparisonRow(name, cells)
+    return Row(name, cells)

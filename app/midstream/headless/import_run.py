@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError
-from midstream.headless.migration.migration_request import request_of
+from midstream.headless.migration_request import request_of
 from midstream.json_events.migration_events import ImportEvent
 from midstream.operations.import_run import ImportRequest, host_path_of, plan_import, run_id_of
 from midstream.output import Output
@@ -36,7 +36,7 @@ def print_import_plan(hosts: HostPool, request: ImportRequest, options: argparse
     """
     from midstream.check.check_result import FAIL
     from midstream.headless.check_lines import print_check
-    from midstream.headless.migration.print_plan import print_plan
+    from midstream.headless.print_plan import print_plan
     from midstream.migrate.planning import preflight
 
     hosts.fleet.target(options.to)

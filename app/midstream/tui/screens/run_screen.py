@@ -14,13 +14,12 @@ from midstream.charts.run_lines import lines_of
 from midstream.listing import run_facts
 from midstream.listing.run_facts import latest
 from midstream.tui import commands
+from midstream.tui.screens import launch_form, run_text, stop_run
+from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.dialogs.choose import ChooseScreen
-from midstream.tui.screens.launch import launch_form
-from midstream.tui.screens.run import run_text, stop_run
-from midstream.tui.screens.run.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
-from midstream.tui.screens.run.run_log import RunLogScreen
-from midstream.tui.screens.run.run_text import FIRST_METRICS, metrics_of
-from midstream.tui.screens.run.run_tools import CHECKPOINTS, CURVES, INFO, LOGS
+from midstream.tui.screens.run_log import RunLogScreen
+from midstream.tui.screens.run_text import FIRST_METRICS, metrics_of
+from midstream.tui.screens.run_tools import CHECKPOINTS, CURVES, INFO, LOGS
 from midstream.tui.state import series_cache
 from midstream.tui.state.screen_state import ScreenState, attempt_hues, attempt_names
 from midstream.tui.state.series import Series

@@ -78,7 +78,7 @@ def _json_lines(hosts: HostPool, condition: Condition | None, output: Output) ->
 
     With a condition, write the runs alone.
     """
-    from midstream.headless.fleet.status_lines import StatusLines
+    from midstream.headless.status_lines import StatusLines
 
     lines = StatusLines(output, condition)
     lines.finish(fleet_snapshot(hosts, seen=lines.update))
@@ -214,7 +214,7 @@ def _migrations() -> Callable[[Fleet], list[MigrationView]]:
 
 def _slices(fleet: Fleet, output: Output) -> None:
     if fleet.has_slices or fleet.google.projects:
-        from midstream.headless.fleet.slice_listing import show_slices
+        from midstream.headless.slice_listing import show_slices
 
         show_slices(fleet, output)
 

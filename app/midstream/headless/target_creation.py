@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.headless.confirmation import confirmed
-from midstream.headless.migration.migration_request import is_path, request_of
+from midstream.headless.migration_request import is_path, request_of
 from midstream.json_events.fleet_events import CreatedEvent, DeletedEvent, KeptEvent, PriceEvent
 from midstream.operations.create_target import PODS, CreatableTarget, creatable_target, create_target
 from midstream.operations.delete_target import delete_target
@@ -76,7 +76,7 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
     """
     from midstream.compare.slice_fit import require_fit
     from midstream.compare.subject import of_import
-    from midstream.headless.fleet.check_slice import subject_for
+    from midstream.headless.check_slice import subject_for
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.progress_line import reporter
     from midstream.operations.import_run import host_path_of

@@ -8,7 +8,7 @@ from functools import partial
 from textual.message import Message
 
 from midstream.tui.screens.dialogs.choose import ChooseScreen
-from midstream.tui.screens.run.run_tools import LOGS, RunToolsScreen
+from midstream.tui.screens.run_tools import LOGS, RunToolsScreen
 from midstream.tui.widgets.log_pane import LogPane
 from midstream.tui.widgets.paged_log_view import END, PagedLogView, PageRequest
 from midstream.tui.widgets.table import Column, Row

@@ -10,7 +10,7 @@ from midstream import format
 from midstream.listing import run_facts
 from midstream.listing.run_facts import hardware, latest, short_kind
 from midstream.ownership.judgement import CLAIM, Judgement
-from midstream.tui.screens.run.failure_text import describe_failure
+from midstream.tui.screens.failure_text import describe_failure
 from midstream.tui.state.screen_state import ScreenState, attempt_hues
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import palette

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from midstream.counts import count
 from midstream.errors import Exit
 from midstream.format import size
-from midstream.headless.checkpoints.array_tree import events, tree
+from midstream.headless.array_tree import events, tree
 from midstream.json_events.result_event import ArraysResult, VerifyResult
 from midstream.operations import examine_checkpoint
 from midstream.operations.examine_checkpoint import examine, find, read_manifest

@@ -18,8 +18,8 @@ from midstream.operations.list_slices import SliceListing, remarks
 from midstream.providers.provider import Slice, SliceStatus
 from midstream.tui import commands
 from midstream.tui.base_app import BaseApp, app_of
+from midstream.tui.screens import create_slice, delete_slice
 from midstream.tui.screens.dialogs.document import DocumentScreen
-from midstream.tui.screens.launch import create_slice, delete_slice
 from midstream.tui.screens.progress import Progressed, progress_lines
 from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette

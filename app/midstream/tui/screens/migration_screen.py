@@ -21,11 +21,11 @@ from midstream.operations import rollback
 from midstream.tui import commands
 from midstream.tui.base_app import SHORT_SCREEN
 from midstream.tui.screens import export_curves
+from midstream.tui.screens import migration_text as words
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.migration import migration_text as words
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.state.series import Series

@@ -8,7 +8,7 @@ from midstream import format
 from midstream.listing.run_facts import short_kind
 from midstream.migrate.modes.registry import MODES
 from midstream.tui.actions import TargetChoice
-from midstream.tui.screens.migration import plan_text
+from midstream.tui.screens import plan_text
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs

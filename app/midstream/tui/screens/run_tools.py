@@ -11,9 +11,9 @@ from textual.widgets import Static
 
 from midstream.errors import DamagedError
 from midstream.listing import documents
+from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.curves_screen import CURVES, CurvesScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
-from midstream.tui.screens.run.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.state.screen_state import attempt_names
 from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette
