@@ -46,16 +46,6 @@ class ContainerHost:
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
-        """Run a command to its end, in a container.
-
-        Args:
-            argv: The program of the image and its arguments. No shell expands them.
-            stdin: Bytes for its standard input.
-            env: Added to the container's environment.
-            timeout: Seconds, with the container's start.
-            limit: Bytes of stdout that are accepted.
-            what: Name of the command in messages; by default ``argv[0]``.
-        """
         return self.machine.run(
             self._wrapped(argv, env), stdin=stdin, env=env, timeout=timeout, limit=limit, what=what or argv[0]
         )
