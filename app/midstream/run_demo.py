@@ -164,6 +164,7 @@ def _ensure_running(hosts: HostPool, output: Output, *, verbose: bool) -> None:
     An interrupted migration is continued instead and starts the run.
     """
     from midstream.demo_cleanup import running_engines
+    from midstream.launch.launch_request import LaunchRequest
     from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
     from midstream_core import records
@@ -186,7 +187,7 @@ def _ensure_running(hosts: HostPool, output: Output, *, verbose: bool) -> None:
         if fence and fence.epoch > epoch:
             target, epoch = fence.owner, fence.epoch
     output.message(f"starting a small GPT-2 on {target} ({shipped(CONFIG)})")
-    launch_run(hosts, target, shipped(CONFIG), RUN, (), say=reporter(output, verbose=verbose))
+    launch_run(hosts, LaunchRequest(target, str(shipped(CONFIG)), RUN), reporter(output, verbose=verbose))
 
 
 # ----------------------------------------------------------------------------------------------- without a screen
@@ -200,6 +201,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
     from midstream.demo_directory import claim_at, default_root
     from midstream.flags import parser
     from midstream.headless.migrate_run import migrate
+    from midstream.launch.launch_request import LaunchRequest
     from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
     from midstream.watch.watcher import Watcher
@@ -210,7 +212,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
     try:
         with _demo_fleet(claim_at(root), output) as (fleet, hosts):
             output.message(f"launching {run_id} on small (2 devices)")
-            attempt = launch_run(hosts, "small", CONFIG, run_id, (), say=reporter(output, verbose=verbose))
+            attempt = launch_run(hosts, LaunchRequest("small", CONFIG, run_id), reporter(output, verbose=verbose))
             output.event(LaunchedEvent(run=run_id, target="small", attempt=attempt.number))
             _wait_for_step(Watcher(fleet, hosts, interval=0.5), run_id, MIGRATE_AFTER, output)
             flags = parser().parse_args(

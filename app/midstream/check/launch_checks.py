@@ -33,7 +33,7 @@ def check_request(hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
         return
     notes: list[str] = []
     try:
-        checked = check_launch(hosts, request.target, request.config, request.run_id, request.overrides, notes.append)
+        checked = check_launch(hosts, request, notes.append)
     except MidstreamError as error:
         yield Check("run", FAIL, error.message, error.hint)
         return

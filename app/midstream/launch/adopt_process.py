@@ -11,6 +11,7 @@ from midstream.errors import UsageError
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import reporter_of
 from midstream.launch.initial_run_file import RUN_FILE, launcher_of, look_at, split_place
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.launch.launch_run_file import with_host_files
 from midstream.launch.secret_words import without_secrets
@@ -78,7 +79,7 @@ def adopt_process(
     attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
     devices = device_count(host, hosts.fleet.hosts[host.name])
     start = TrainerStart(run, (*world_flags(launcher, survey.processes, devices, run.devices), *attach))
-    return launch_run(hosts, host.name, None, chosen, (), say, start)
+    return launch_run(hosts, LaunchRequest(host.name, run_id=chosen), say, start)
 
 
 def adopted_words(attempt: Attempt) -> str:

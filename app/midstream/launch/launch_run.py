@@ -22,6 +22,7 @@ from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
 from midstream.launch.launch_ownership import DamagedCopy, LaunchOwnership, judge_launch, refuse_last, sign_launch
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
 from midstream.stores.host_identity import identity_problem
@@ -62,26 +63,14 @@ class CheckedLaunch:
 
 def launch_run(
     hosts: HostPool,
-    target: str,
-    config_path: str | Path | None,
-    run_id: str | None = None,
-    overrides: Sequence[str] = (),
+    request: LaunchRequest,
     say: Callable[[str], None] | None = None,
     trainer: TrainerStart | None = None,
-    agreed: bool = False,
 ) -> Attempt:
     """Start the run on the target, or the next attempt of a run that stopped there.
 
-    Args:
-        hosts: Connections to the fleet's hosts.
-        target: Name of the target.
-        config_path: The config; None for a run that has attempts on the target.
-        run_id: The run; by default that of ``--trainer.id``, the config's ``trainer.id``, else a random one.
-        overrides: Flags for the engine.
-        say: Receives the progress; a function is called with sparse lines.
-        trainer: A run of another trainer, instead of a config; its files are on the target's hosts.
-        agreed: The user has agreed to a start although a host that may own the run does not answer, or shows less than
-            is remembered.
+    ``say`` receives the progress; a function is called with sparse lines. ``trainer`` is a run of another trainer,
+    instead of a config; its files are on the target's hosts.
 
     Raises:
         MidstreamError: The owner of the run is not proven, and the user has not agreed.
@@ -91,8 +80,8 @@ def launch_run(
         HostError: A host cannot be reached.
     """
     say = reporter_of(say)
-    checked = check_launch(hosts, target, config_path, run_id, overrides, say, None if trainer is None else trainer.run)
-    checked.ownership.require_consent(agreed, say)
+    checked = check_launch(hosts, request, say, None if trainer is None else trainer.run)
+    checked.ownership.require_consent(request.agreed, say)
     chosen = checked.target
     prepared = prepare_target(hosts, chosen, say, checked.trainer)
     fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
@@ -121,30 +110,19 @@ def launch_run(
 
 def check_launch(
     hosts: HostPool,
-    target: str,
-    config_path: str | Path | None,
-    run_id: str | None = None,
-    overrides: Sequence[str] = (),
+    request: LaunchRequest,
     say: Callable[[str], None] | None = None,
     trainer: RunFile | None = None,
 ) -> CheckedLaunch:
     """Check what `launch_run` would do, without side effects.
 
-    Exceptions are those of `launch_run`.
-
-    Args:
-        hosts: Connections to the fleet's hosts.
-        target: Name of the target.
-        config_path: The config; None for a run that has attempts on the target.
-        run_id: The run; by default that of ``--trainer.id``, the config's ``trainer.id``, else a random one.
-        overrides: Flags for the engine.
-        say: Receives the progress; a function is called with sparse lines.
-        trainer: Run file of a run of another trainer, instead of a config.
+    Arguments and exceptions are those of `launch_run`; ``trainer`` is the run file.
     """
+    config_path, overrides = request.config, request.overrides
     fleet = hosts.fleet
     say = reporter_of(say)
-    chosen = fleet.target(target)
-    run_id = named_run(run_id, overrides)
+    chosen = fleet.target(request.target)
+    run_id = named_run(request.run_id, overrides)
     text = inputs = None
     if trainer is not None:
         text = trainer_config.as_text(trainer)

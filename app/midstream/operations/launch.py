@@ -31,8 +31,7 @@ def launch(hosts: HostPool, request: LaunchRequest, report: Reporter) -> Attempt
     """
     from midstream.launch.launch_run_file import launch_any
 
-    config, run_id, flags = request.config, request.run_id, request.overrides
-    return launch_any(hosts, request.target, config, run_id, flags, report, request.agreed)
+    return launch_any(hosts, request, report)
 
 
 def wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> records.Status | None:

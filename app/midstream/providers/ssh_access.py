@@ -81,7 +81,7 @@ def has_key(lines: Iterable[str], line: str) -> bool:
 
 
 def boots(found: Slice) -> bool:
-    """Return whether the workers of a slice may not have published their host keys yet."""
+    """Return whether workers may not have published their host keys yet."""
     return found.created is None or time.time() - found.created < NEW_SLICE_AGE
 
 

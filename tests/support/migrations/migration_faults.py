@@ -25,6 +25,7 @@ from midstream.check.check_result import FAIL
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.install.bundle import build_bundle
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.migrate import migration_process
 from midstream.migrate.journal.event import Event
@@ -210,7 +211,7 @@ class Campaign:
     def _launch(self, config: Path | str) -> None:
         hosts = HostPool(self.fleet)
         try:
-            launch_run(hosts, self.at, config, self.run_id, self.flags)
+            launch_run(hosts, LaunchRequest(self.at, str(config), self.run_id, self.flags))
         finally:
             hosts.close()
 

@@ -15,6 +15,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.install.errors import LaunchError
 from midstream.launch.attempt_monitor import STOP_TIMEOUT, stop_run
 from midstream.launch.host_group_start import prepare_target
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.launch.slurm_allocation import query_allocation
 from midstream.migrate.planning import downtime_estimate
@@ -93,7 +94,7 @@ def _submit(hosts: HostPool, run: RunView, target: str, step: int) -> int:
             if number > run.attempt:  # submitted, and contact was lost before the answer
                 return number
             # This process has just seen the run train and stop there: no other host can own it.
-            return launch_run(hosts, target, None, run.run_id, agreed=True).number
+            return launch_run(hosts, LaunchRequest(target, run_id=run.run_id, agreed=True)).number
         except (HostError, LaunchError) as error:
             if time.monotonic() > end:
                 raise MidstreamError(
