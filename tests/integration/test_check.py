@@ -13,7 +13,7 @@ import pytest
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.check.doctor import doctor
 from midstream.check.host_checks import check_host
-from midstream.check.target_checks import check_target, clock_skew
+from midstream.check.target_checks import check_one_root, check_target, clock_skew
 from midstream.compare.compiler import engine_and_packages
 from midstream.compare.estimate import Memory, StepEstimate, cache_file, store
 from midstream.compare.subject import of_config
@@ -259,3 +259,15 @@ def test_rehearse_requires_check() -> None:
     refused(midstream("--rehearse"), 2, "--rehearse goes with --check TARGET")
     done = subprocess.run([sys.executable, "-m", "midstream", "--check"], capture_output=True, text=True)
     assert done.returncode == 2
+
+
+def test_second_entry_of_one_root_is_a_warning(tmp_path: Path) -> None:
+    fleet = parse_fleet(
+        f"hosts:\n  a: {{type: local, root: {tmp_path}/r}}\n  b: {{type: local, root: {tmp_path}/r/}}\n"
+        f"  c: {{type: local, root: {tmp_path}/s}}\n  d: {{type: ssh, address: me@lab, root: {tmp_path}/r}}\n"
+        f"  e: {{type: ssh, address: me@lab, port: 23, root: {tmp_path}/r}}\n"
+    )
+    [found] = check_one_root(fleet, "a")
+    assert (found.name, found.state, found.host) == ("one root", WARN, "a")
+    assert found.detail.startswith("b is the same machine with the same root")
+    assert [list(check_one_root(fleet, name)) for name in ("c", "d", "e")] == [[], [], []]

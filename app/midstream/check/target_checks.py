@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,7 @@ def check_target(hosts: HostPool, target: Target) -> Iterator[Check]:
         known[host.name], skews[host.name] = survey
         login_node = target.slurm is not None
         yield from check_host(host, fleet.config_of(target, host.name), *survey, login_node=login_node)
+        yield from check_one_root(fleet, host.name)
         yield from _store(fleet, host)
     if len(members) > 1 and len(known) == len(members):
         yield from check_together(fleet, target, members, known, skews)
@@ -72,6 +74,22 @@ def _survey(host: Host, config: HostConfig) -> tuple[checks.Survey, float] | Hos
         return found, clock_skew(host)
     except HostError as error:
         return error
+
+
+def check_one_root(fleet: Fleet, name: str) -> Iterator[Check]:
+    """Warn where another entry of the fleet file is the same machine with the same root."""
+    place = _place(fleet.hosts[name])
+    for other, config in fleet.hosts.items():
+        if other != name and _place(config) == place:
+            what = f"{other} is the same machine with the same root: each shows the runs of both"
+            yield Check("one root", WARN, what, f"another root: for {name} or {other} in the fleet file", name)
+
+
+def _place(config: HostConfig) -> tuple[object, ...]:
+    """Return what two entries of one directory of one machine have in common."""
+    root = os.path.normpath(os.path.expanduser(config.root)) if config.is_local else config.root.rstrip("/")
+    address = "" if config.is_local else getattr(config, "address", id(config))
+    return config.is_local, address, getattr(config, "port", None), getattr(config, "pod", None), root
 
 
 def clock_skew(host: Host) -> float:
