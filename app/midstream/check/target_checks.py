@@ -53,7 +53,7 @@ def check_target(hosts: HostPool, target: Target) -> Iterator[Check]:
     for host in there:
         survey = surveys[host.name]
         if isinstance(survey, HostError):
-            yield Check("answers", FAIL, survey.message, survey.hint, host.name)
+            yield Check("survey", FAIL, survey.message, survey.hint, host.name)
             continue
         known[host.name], skews[host.name] = survey
         login_node = target.slurm is not None
