@@ -275,7 +275,8 @@ def _past_in_bucket(
         return []
     try:
         bucket = BucketRun(url, run_id, access_for(fleet, url))
-        fence, complete = bucket.fence(), [each.step for each in bucket.checkpoints() if each.complete]
+        fence = bucket.fence()
+        complete = [checkpoint.step for checkpoint in bucket.checkpoints() if checkpoint.complete]
     except MidstreamError:  # the hosts have identities of their own for it
         return []
     except records.RecordError as error:

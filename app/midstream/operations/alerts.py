@@ -97,7 +97,7 @@ class Alerts:
         now = self._clock()
         if host.link != LIVE or host.machine is None:
             return  # its silence says nothing about its accelerators
-        shares = [each.utilization for each in host.machine.accelerators if each.kind != "cpu"]
+        shares = [accelerator.utilization for accelerator in host.machine.accelerators if accelerator.kind != "cpu"]
         known = [share for share in shares if share is not None]
         trains = any(run.running and run.host == host.name for run in snapshot.runs)
         if trains or not shares or len(known) < len(shares) or max(known) > BUSY:

@@ -62,7 +62,7 @@ def claim(
     """
     if bucket is not None and bucket.epoch > proven > 0:
         return f"{url} shows ownership {bucket.epoch} of {bucket.owner} without a signed record: {owned}"
-    newer = [each for each in checkpoints if each.complete and each.epoch > proven > 0]
+    newer = [checkpoint for checkpoint in checkpoints if checkpoint.complete and checkpoint.epoch > proven > 0]
     if not newer:
         return ""
     newest = max(newer, key=lambda each: (each.epoch, each.step))

@@ -163,7 +163,9 @@ class BucketRun:
         objects = self._folders.get(name, {})
         if manifest is None or any(entry.path not in objects for entry in manifest.object_entries):
             return ""
-        newer = [each for each in self.checkpoints() if each.accepted and each.step >= manifest.step]
+        newer = [
+            checkpoint for checkpoint in self.checkpoints() if checkpoint.accepted and checkpoint.step >= manifest.step
+        ]
         return "" if newer else ONLY_STATE
 
     def remove(self, path: str) -> None:

@@ -87,7 +87,7 @@ def gather(hosts: HostPool, run_id: str) -> FleetEvidence:
             bucket = BucketRun(url, run_id, access_for(fleet, url))
             fence = bucket.fence()
             fences.update({} if fence is None else {f"{url}: fence.json": fence})
-            complete = [each for each in bucket.checkpoints() if each.complete]
+            complete = [checkpoint for checkpoint in bucket.checkpoints() if checkpoint.complete]
             stored[url] = [(each.epoch, each.step, each.start) for each in complete]
         except records.NewerFormatError:
             newer.append(url)
