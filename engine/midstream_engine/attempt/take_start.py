@@ -56,10 +56,10 @@ def _take(attempt: Attempt, restores: bool) -> Fence | None:
     here = read_fence(paths)
     answers = client.exchange("fences", b"null" if here is None else json.dumps(here.to_json()).encode())
     fences = [Fence.from_json(value, "fence") for text in answers if (value := parse_json(text, "fence")) is not None]
-    known = max(fences, key=lambda fence: fence.order, default=None)
+    newest_fence = max(fences, key=lambda fence: fence.order, default=None)
 
     def take() -> bytes:
-        taken = start_number.take(paths, attempt.epoch, newest, known, bucket)
+        taken = start_number.take(paths, attempt.epoch, newest, newest_fence, bucket)
         return b"null" if taken is None else json.dumps(taken.to_json()).encode()
 
     value = parse_json(attempt.processes.broadcast("start", take), "start")
