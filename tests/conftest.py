@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _module(item: pytest.Item) -> str:
-    """Return the test's file below the project: the order is the same wherever the project is."""
+    """Return the test's file below the project: the order is the same in every directory."""
     return item.nodeid.partition("::")[0]
 
 
@@ -157,17 +157,16 @@ def _same_environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _private_state_directory(
-    _same_environment: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _private_state_directory(_same_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Give each test its own state directory, apart from that of the user who runs it."""
     from midstream.ownership import operator_key
 
-    monkeypatch.setenv("MIDSTREAM_STATE", SHARED_STATE)
     shared = operator_key.made_key_file()
     state = tmp_path_factory.mktemp("state")
     shutil.copy(shared, state / operator_key.FILE)
-    monkeypatch.setenv("MIDSTREAM_STATE", str(state))
+    with pytest.MonkeyPatch.context() as patch:  # not the test's, which it may undo
+        patch.setenv("MIDSTREAM_STATE", str(state))
+        yield
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Flags that select a mode and need the fleet file.
 MODES = (
     "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop", "restart",
-    "repair", "verify", "diff", "compare", "delete", "serve_metrics",
+    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 
@@ -169,6 +169,8 @@ def _mode(options: argparse.Namespace) -> str | None:
     """Return the mode that the flags select; None for the terminal UI."""
     if options.clean is not None:
         return "clean"
+    if options.watch is not None:
+        return "watch"
     if options.checkpoints is not None:
         return "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
     return next((mode for mode in MODES if getattr(options, mode)), None)

@@ -93,6 +93,10 @@ def _add_look(flags: FlagParser) -> None:
         help="compile on a host of the fleet file",
     )  # fmt: skip
     look.mode(
+        "--watch", metavar="RUN[,RUN...]", nargs="?", const="", completes="runs",
+        help="report runs that end, stall or diverge, and idle hosts, until Ctrl-C; notify: receivers get it too",
+    )  # fmt: skip
+    look.mode(
         "--serve-metrics", metavar="PORT",
         help="watch the fleet, and serve its metrics to Prometheus until Ctrl-C",
     )  # fmt: skip
@@ -316,9 +320,9 @@ def _add_common(flags: FlagParser) -> None:
     common.flag("--json", action="store_true", help="print one JSON object per line on stdout")
     common.flag(
         "--verbose",
-        of=("--launch", "--check", "--demo"),
+        of=("--launch", "--check", "--demo", "--migrate", "--continue", "--rollback"),
         action="store_true",
-        help="show the output of installers instead of one line of progress",
+        help="show the output of installers, and each step of a migration, instead of one line of progress",
     )
     common.flag(
         "--print-completion", action=PrintAndExit, text=_completion, choices=SHELLS,

@@ -54,6 +54,12 @@ class Output:
         """Cells of a line of the terminal that gets the values; None without one."""
         return shutil.get_terminal_size().columns if self._data.isatty() else None
 
+    @property
+    def live_terminal(self) -> TextIO | None:
+        """Terminal of the messages that can redraw a line; None without, and with --json."""
+        redraws = self._messages.isatty() and os.environ.get("TERM", "") not in NO_SCREEN
+        return self._messages if redraws and not self.as_json else None
+
     def message(self, line: str) -> None:
         """Write a line about the progress of the command."""
         self._write(self._messages, line)

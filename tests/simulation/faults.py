@@ -17,7 +17,9 @@ from simulation.world import World
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
 KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
-         "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process")  # fmt: skip
+         "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process", "fill source",
+         "fill target", "fill operator")  # fmt: skip
+LASTING = ("crash", "cut", "freeze", "fill")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
 
 
@@ -49,7 +51,7 @@ def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
     found: list[Fault] = []
     for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)])):
         kind = dice.choice(KINDS)
-        lasting = kind.startswith(("crash", "cut", "freeze"))
+        lasting = kind.startswith(LASTING)
         found.append(Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if lasting else 0.0))
     return sorted(found, key=lambda fault: fault.call)
 
@@ -111,6 +113,11 @@ class Strikes:
             names = {"cut source": [self._source], "cut target": [self._target]}.get(kind, [self._source, self._target])
             world.network.cut.update(names)
             _later(fault.seconds, lambda: world.network.cut.difference_update(names))
+        elif kind.startswith("fill"):
+            named = {"source": self._source, "target": self._target}
+            machine = world.machines[named.get(kind.partition(" ")[2], "operator")]
+            machine.full = True
+            _later(fault.seconds, lambda: setattr(machine, "full", False))
         elif kind == "kill engine":
             for engine in [
                 p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")

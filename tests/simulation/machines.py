@@ -7,6 +7,8 @@ machine.
 
 from __future__ import annotations
 
+import builtins
+import errno
 import fcntl
 import io
 import itertools
@@ -25,6 +27,7 @@ from simulation.cooperative import BEGIN, SCHEDULER, Event, Task
 
 REAL_EXIT = os._exit
 _real_flock, _real_read, _real_select, _real_kill = fcntl.flock, os.read, select.select, os.kill
+_real_open, _real_open_file, _real_mkdir = os.open, open, os.mkdir
 LOCK_POLL = 0.01  # virtual seconds between two tries to lock a file
 
 
@@ -104,6 +107,7 @@ class Machine:
     ahead: float = 0.0
     rate: float = 1.0
     up: bool = True
+    full: bool = False  # no file can be made on its disk
     boots: int = 1
     booted: float = 0.0  # virtual seconds
     processes: dict[int, SimulatedProcess] = field(default_factory=dict)
@@ -317,6 +321,34 @@ class _NoProgram:
         raise FileNotFoundError(2, "No such file or directory", argv if isinstance(argv, str) else argv[0])
 
 
+def _check_space(path: Any) -> None:
+    """Raise the error of a full disk where a process makes a file on one."""
+    process = present()
+    if process is None or not process.machine.full or isinstance(path, int):
+        return
+    directory = process.machine.directory  # the operator's state directories are beside it
+    states = [os.path.join(os.path.dirname(directory), "state")] if process.machine.name == "operator" else []
+    if os.fspath(path).startswith((directory, *states)):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def _open(path: Any, flags: int, *rest: Any, **given: Any) -> int:
+    if flags & os.O_CREAT:
+        _check_space(path)
+    return _real_open(path, flags, *rest, **given)
+
+
+def _open_file(file: Any, mode: str = "r", *rest: Any, **given: Any) -> Any:
+    if set("wax") & set(mode):
+        _check_space(file)
+    return _real_open_file(file, mode, *rest, **given)
+
+
+def _mkdir(path: Any, *rest: Any, **given: Any) -> None:
+    _check_space(path)
+    _real_mkdir(path, *rest, **given)
+
+
 def _node_name() -> str:
     process = present()
     return process.machine.name if process is not None else "simulation"
@@ -334,6 +366,7 @@ def install() -> None:
     """Replace what programs read of the operating system. Call it before anything of midstream is imported."""
     fcntl.flock, os.read, os.close, select.select = _flock, _read, _close, _select  # type: ignore[assignment]
     os.kill, os._exit, os.uname = _kill, _exit, _uname  # type: ignore[assignment]
+    os.open, os.mkdir, builtins.open, io.open = _open, _mkdir, _open_file, _open_file  # type: ignore[assignment]
     signal.signal = _signal  # type: ignore[assignment]
     socket.gethostname = _node_name
     subprocess.Popen = _NoProgram  # type: ignore[assignment, misc]

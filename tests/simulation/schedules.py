@@ -36,6 +36,7 @@ from simulation.world import RUN, World, records
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
 MOST = 60  # seconds of a core for one schedule
+MEMORY = 3 << 30  # bytes of address space for one schedule
 ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 HINT = re.compile(r"midstream (--[a-z-]+ [^;,()\n]*)")
@@ -199,7 +200,7 @@ def single_faults(kinds: Sequence[str]) -> Iterator[tuple[int, list[faults.Fault
     for mode in MODES:
         for call in range(CALLS[mode]):
             for kind in kinds:
-                lasting = kind.startswith(("crash", "cut", "freeze"))
+                lasting = kind.startswith(faults.LASTING)
                 yield 0, [faults.Fault(call, kind, 60.0 if lasting else 0.0)], mode
 
 
@@ -213,6 +214,7 @@ def fork_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = Non
         os.close(reading)
         gc.disable()
         resource.setrlimit(resource.RLIMIT_CPU, (MOST, MOST))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         outcome = run_seed(seed, directory, chosen, mode)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(json.dumps(vars(outcome)).encode())

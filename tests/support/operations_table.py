@@ -82,6 +82,7 @@ OPERATIONS = (
     Operation("prices", "--price --compile-on", reason="the fleet file has prices, and this machine compiles"),
     Operation("decode", "--deep --tree", reason="the arrays of a checkpoint are thousands of lines for a pager"),
     Operation("serve metrics", "--serve-metrics --bind", reason="a service without a screen"),
+    Operation("alerts", "--watch", reason="an open terminal UI sends the same alerts"),
     Operation("run file", "--init-run", reason="it writes a file of this directory, before there is a run"),
     Operation("this machine", "--doctor", reason="for what keeps the terminal UI from starting, too"),
     Operation("of the terminal UI", "--demo --headless --readonly --ascii --record --replay", reason="they start it"),

@@ -18,6 +18,7 @@ from pages import (
     imports_table,
     levanter_page,
     man_page,
+    messages_page,
     neox_arguments_page,
 )
 from pages.markdown import replaced
@@ -33,6 +34,7 @@ def pages(docs: Path) -> dict[Path, str]:
     found = {
         docs / "reference/keys.md": commands.document(),
         docs / "reference/json-lines.md": events_page.page(),
+        docs / "reference/messages.md": messages_page.page(),
         docs / "reference/midstream.1": man_page.page(),
         docs / "reference/configuration.md": configuration_page.document(),
         docs / "reference/levanter.md": levanter_page.page(json.loads((docs.parent / FIELDS).read_text())),

@@ -35,9 +35,10 @@ from midstream.fleet.fleet import (
 from midstream.fleet.fleet_path import fleet_path
 from midstream.fleet.fleet_yaml import load_yaml
 from midstream.fleet.notify_config import NotifyConfig, check_notify
-from midstream.fleet.quantities import parse_duration, parse_ports, parse_rate
+from midstream.fleet.quantities import check_price, parse_duration, parse_ports, parse_rate
 from midstream.fleet.sbatch_flags import sbatch_flags
 from midstream.fleet.slice_target import SliceTarget, TargetConfig
+from midstream.fleet.ssh_address import FORM, parse_address
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
 from midstream_core.visible_devices import VISIBLE
@@ -161,8 +162,11 @@ def _add_pods(path: str, file: _FleetFile) -> None:
 
 def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, StoreConfig]) -> None:
     check_host_store(f"{path}: hosts.{name}", host.store, stores)
-    if isinstance(host, SshHostConfig) and not host.address:
-        raise UsageError(f"{path}: hosts.{name} has no address", "address: [user@]name[:port]")
+    check_price(f"{path}: hosts.{name}", host.price_per_hour)
+    if isinstance(host, SshHostConfig):
+        if not host.address:
+            raise UsageError(f"{path}: hosts.{name} has no address", f"address: {FORM}")
+        parse_address(host.address, f"{path}: hosts.{name}.address")
     if isinstance(host, KubernetesHostConfig):
         if bool(host.pod) == bool(host.selector):
             raise UsageError(f"{path}: hosts.{name} needs pod: or selector:", "one of them: pod: train-0")

@@ -25,6 +25,12 @@ def parse_rate(text: str) -> float:
     return float(match[1]) * (1024 if match[3] else 1000) ** power / (8 if match[4] == "b" else 1)
 
 
+def check_price(where: str, price_per_hour: float | None) -> None:
+    """Refuse a price that is negative or no number. Raises UsageError."""
+    if price_per_hour is not None and not 0 <= float(price_per_hour) < float("inf"):
+        raise UsageError(f"{where}.price_per_hour is {price_per_hour}", "0 or more")
+
+
 def parse_duration(text: str) -> float:
     """Parse ``"90m"`` (s, m, h, d) into seconds. Raises UsageError."""
     match = _DURATION.fullmatch(text.strip())

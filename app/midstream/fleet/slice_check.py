@@ -7,7 +7,7 @@ import re
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import HostConfig
-from midstream.fleet.quantities import parse_duration
+from midstream.fleet.quantities import check_price, parse_duration
 from midstream.fleet.reservation import reservation_parts
 from midstream.fleet.slice_target import REACHES, SliceTarget
 from midstream.suggestions import nearest
@@ -33,6 +33,7 @@ def check_slice(path: str, name: str, target: SliceTarget) -> None:
         except UsageError as error:
             raise UsageError(f"{where}.{field_name}: {error.message}", error.hint) from error
     target.check(where)
+    check_price(where, target.price_per_hour)
     _check_price_class(where, target)
     if target.reach not in REACHES:
         raise UsageError(f"{where}.reach is {target.reach!r}", nearest(target.reach, REACHES))

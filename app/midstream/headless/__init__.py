@@ -38,6 +38,7 @@ _MODULES = {
     "status": "fleet.status",
     "stop": "runs.launch_and_stop",
     "verify": "checkpoints.verify_checkpoint",
+    "watch": "fleet.watch_fleet",
 }
 
 

@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 from midstream.fleet.fleet import HostConfig, KubernetesHostConfig, SshHostConfig
+from midstream.fleet.ssh_address import parse_address
 from midstream.hosts.kubernetes_host import exec_words, kubectl_words
 from midstream.hosts.ssh.config_files import config_words
-from midstream.hosts.ssh.resolved_options import parse_address
 
 
 def shell_line(name: str, config: HostConfig, command: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from midstream.bundled_files import shipped
 from midstream.errors import RemoteError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig
+from midstream.format import size
 from midstream.hosts.container_command import RUNTIME_FAILED
 from midstream.hosts.container_host import IMAGE_PYTHON, engine_host
 from midstream.hosts.host import Host
@@ -48,6 +51,9 @@ MODULES = (
 SIZES = "locks/sizes.json"
 BUCKETS = {GCS: "google.cloud.storage", S3: "botocore"}  # if the host's checkpoints are in a bucket
 IMAGE_HINT = "an image with Python 3.8 or newer; python: of {} names its interpreter"
+UNPACKED = 2  # bytes on the disk for each byte of the wheels, at least
+FILES = 10_000  # of an environment, at least
+FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 SEARCH_TIMEOUT = 120.0  # seconds that a host may take to find its interpreters
 
 
@@ -215,7 +221,7 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
         return EnvironmentNeeds(None, 0)
     if config.container is not None:  # the image may have the packages: starting it would take seconds
         return EnvironmentNeeds(None, 0)
-    download = sum(wheel_sizes(lock, read_sizes(shipped(SIZES))).values())
+    download = _download(lock)
     if not host.remote_python:
         return EnvironmentNeeds(False, download)
     found = _interpreters(host)
@@ -224,6 +230,34 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
     name = environment_name(lock, found.version, found.machine)
     there = host.call(environments.ready)(root=host.root, name=name) is not None
     return EnvironmentNeeds(there, 0 if there else download)
+
+
+def _download(lock: str) -> int:
+    """Return the bytes of the wheels of a lock; 0 where their sizes are not known."""
+    return sum(wheel_sizes(lock, read_sizes(shipped(SIZES))).values())
+
+
+def check_space(name: str, facts: checks.HostFacts, download: int) -> None:
+    """Check that packages fit below the root of a host.
+
+    Args:
+        name: The host.
+        facts: What it reports of its root.
+        download: Bytes of the wheels; 0 where they are not known.
+
+    Raises:
+        LaunchError: They do not fit.
+    """
+    needed, files = UNPACKED * download, facts.files_free
+    if needed > facts.disk_free:
+        lack = f"{size(needed)} needed for the engine's packages, {size(facts.disk_free)} free"
+    elif download and files is not None and files < FILES:
+        lack = f"{FILES} files (inodes) needed for the engine's packages, {files} free"
+    else:
+        return
+    raise LaunchError(
+        f"{name}: no space left at {facts.root}: {lack}", f"free space on {name}, or set root: in the fleet file"
+    )
 
 
 def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] | None = None) -> UsablePython:
@@ -309,9 +343,11 @@ def build_environment(
     name = environment_name(lock, found.version, found.machine, image)
     ready = inside.call(environments.ready)(root=host.root, name=name)
     if ready is None:
+        facts = inside.call(checks.facts)(root=host.root)
+        check_space(host.name, facts, _download(lock))
         wheels = None
         if config.wheelhouse:
-            glibc = glibc_version(inside.call(checks.facts)(root=host.root).libc) or (2, 28)
+            glibc = glibc_version(facts.libc) or (2, 28)
             collected = collect_wheels(
                 lock,
                 Path(config.wheelhouse).expanduser(),
@@ -363,6 +399,11 @@ def _built(
                 if progress.read(line.text):
                     update()
             elif isinstance(line, Problem):
+                if line.message.startswith(FULL):
+                    raise LaunchError(
+                        f"{host}: the engine's environment cannot be built: {line.message}",
+                        f"free space on {host}, or set root: in the fleet file",
+                    )
                 raise LaunchError(
                     f"{host}: the engine's environment cannot be built: {line.message}",
                     f"set what installers need (PIP_INDEX_URL, SSL_CERT_FILE) in env: of {host} in the fleet file; "

@@ -48,6 +48,15 @@ class SliceEvent(JsonEvent, event="slice", of=("--status",)):
     multislice: Annotated[bool, "one of several slices that were requested together"]
 
 
+class AlertEvent(JsonEvent, event="alert", of=("--watch",)):
+    """Something that happened to a run or a host; also a notification."""
+
+    kind: Annotated[str, "finished, failed, lost, stalled, diverging, nan or idle"]
+    run: Annotated[str | None, RUN] = None
+    host: Annotated[str, HOST]
+    message: Annotated[str, "one line"]
+
+
 class ProblemEvent(JsonEvent, event="problem", of=("--status",)):
     """A project or zone that could not be listed."""
 

@@ -74,7 +74,9 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
             facts = migration.journal.facts
             # A certified run trains on the target, and a rollback would lose its steps since. A damaged journal may
             # have lost the line that says it is certified.
-            if phase_names.CERTIFY in done or (facts.reestablished_at is not None and facts.sealed is not None):
+            # So would it where this machine alone has failed: its full disk says nothing about the target.
+            trains = phase_names.CERTIFY in done or (facts.reestablished_at is not None and facts.sealed is not None)
+            if trains or (facts.relaunching and _is_of_this_machine(error)):
                 return _result(
                     migration,
                     Exit.INTERRUPTED,
@@ -192,6 +194,12 @@ def _reachable(group: HostGroup) -> bool:
     except MIGRATION.lost:
         return False
     return True
+
+
+def _is_of_this_machine(error: Exception) -> bool:
+    """Return whether a file of this machine, not one of a host, caused an error."""
+    cause = error.__cause__ if isinstance(error, MidstreamError) and not isinstance(error, HostError) else error
+    return isinstance(cause, OSError)
 
 
 def _journal_failure(migration: Migration, phase: str, message: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from midstream.format import duration as shown
 
@@ -26,17 +26,13 @@ Durations = Mapping[str, float | None]  # seconds by stage, in the order of STAG
 SHORT = 0.05  # seconds; shorter stages are left out of a list
 
 
-def shown_stage(name: str, names: Container[str]) -> str:
+def shown_stage(name: str) -> str:
     """Return a stage as users read it.
 
-    In a live migration both sides train in most of `DOWNTIME`, which is longer than the downtime: it is shown as
-    ``takeover``.
-
-    Args:
-        name: The stage.
-        names: Stages of the migration.
+    `DOWNTIME` begins with the command to stop and ends when the target's first step is seen: it is longer than the
+    downtime, which has one number, and is shown as ``takeover``.
     """
-    return "takeover" if name == DOWNTIME and REPLAY in names else name
+    return "takeover" if name == DOWNTIME else name
 
 
 def known_seconds(durations: Durations) -> float:

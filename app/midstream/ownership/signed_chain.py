@@ -75,7 +75,14 @@ def chain_text(chain: records.OwnershipChain | None) -> str:
 
 
 def first_chain(
-    run_id: str, owner: str, fence: records.Fence, *, consent: str = "", begun: float = 0.0
+    run_id: str,
+    owner: str,
+    fence: records.Fence,
+    *,
+    consent: str = "",
+    begun: float = 0.0,
+    migration: str = "",
+    planned: float = 0.0,
 ) -> records.OwnershipChain:
     """Return a new chain with one signed record.
 
@@ -88,10 +95,13 @@ def first_chain(
         consent: What a user agreed to, for a run that began without records.
         begun: UTC seconds at which the run of this name that it replaces began. The new one begins later, whatever the
             clocks of the two machines show.
+        migration: Migration that begins the chain; two copies of its plan begin the same one.
+        planned: UTC seconds at which it was planned.
     """
+    key = hashlib.sha256(f"{run_id} {migration}".encode()).hexdigest()[:32] if migration else secrets.token_hex(16)
     record = records.OwnershipRecord(
         run_id=run_id,
-        key=secrets.token_hex(16),
+        key=key,
         number=0,
         previous="",
         epoch=fence.epoch,
@@ -99,7 +109,7 @@ def first_chain(
         operator="",
         step=fence.sealed_step,
         consent=_line(consent),
-        time=max(time.time(), begun + AFTER),
+        time=max(planned or time.time(), begun + AFTER),
     )
     return records.OwnershipChain(run_id, [operator_key.signed(record).to_json()])
 
@@ -112,11 +122,13 @@ def next_chain(
     step: int | None,
     root_digest: str = "",
     migration: str = "",
+    planned: float = 0.0,
     consent: str = "",
 ) -> records.OwnershipChain:
     """Return the chain with one more signed record.
 
-    A newest record that says the same is not repeated.
+    A newest record that says the same is not repeated. Two copies of a migration's plan sign the same record, because
+    all of it comes from the plan and the seal: each would have a history that the other one's hosts refuse otherwise.
 
     Args:
         chain: The chain so far.
@@ -125,6 +137,7 @@ def next_chain(
         step: First step under that epoch.
         root_digest: Digest of the sealed state; empty where none is known.
         migration: Migration that changes the owner.
+        planned: UTC seconds at which it was planned.
         consent: What a user agreed to in place of proof.
     """
     head = chain.head
@@ -142,7 +155,7 @@ def next_chain(
         root_digest=root_digest,
         migration=migration,
         consent=_line(consent),
-        time=time.time(),
+        time=planned or time.time(),
     )
     return chain.with_record(operator_key.signed(record))
 

@@ -21,12 +21,13 @@ from typing import ParamSpec, cast
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import SshHostConfig
+from midstream.fleet.ssh_address import parse_address
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
 from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.local_host import LocalProcess
 from midstream.hosts.rpc.remote_call import start_program
-from midstream.hosts.ssh.resolved_options import SshSettings, parse_address
+from midstream.hosts.ssh.resolved_options import SshSettings
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.hosts.ssh.transport import BULK_WINDOW
 from midstream.stores.bucket_host import BucketHost

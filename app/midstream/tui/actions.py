@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
     from midstream.migrate.repair import RepairProposal
+    from midstream.operations.alerts import Alert
     from midstream.operations.create_target import CreatableTarget
     from midstream.operations.examine_checkpoint import CheckpointLocation
     from midstream.operations.list_slices import SliceListing
@@ -81,6 +82,7 @@ class Actions:
     def __init__(self, fleet: Fleet, hosts: HostPool) -> None:
         self._fleet = fleet
         self._hosts = hosts
+        self._holds: dict[str, Callable[[], None]] = {}
 
     def targets(self) -> tuple[Target, ...]:
         """Return the targets; one whose hosts are unknown has none, and its plan says why.
@@ -208,11 +210,34 @@ class Actions:
 
         return migration_process.start(self._fleet, plan)
 
+    def has_receivers(self) -> bool:
+        """Return whether the fleet file names receivers of notifications."""
+        return bool(self._fleet.notify or self._fleet.on_event)
+
+    def send_alert(self, alert: Alert) -> None:
+        """Send an alert to all receivers of the fleet file."""
+        from midstream.operations.alerts import send
+
+        send(self._fleet, alert)
+
+    def hold(self, migration: str) -> None:
+        """Keep a migration from finishing while a question about its rollback is open."""
+        from midstream.migrate.journal.migration_directory import MigrationDirectory
+
+        self.release(migration)
+        self._holds[migration] = MigrationDirectory(migration).hold()
+
+    def release(self, migration: str) -> None:
+        """Let a migration finish again."""
+        if release := self._holds.pop(migration, None):
+            release()
+
     def rollback(self, migration: str, *, agreed: bool) -> None:
         """Roll a migration back; ``agreed``: to the loss that was named."""
         from midstream.migrate import migration_process
 
         migration_process.rollback(migration, agreed=agreed)
+        self.release(migration)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:

@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.message import Message
@@ -20,12 +21,14 @@ from midstream.tui.state.screen_state import ScreenState
 if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.request import Request
+    from midstream.operations.alerts import Alerts
 
 REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
 REPAINT_SHARE = 0.1  # of the processor's time, which repaints may take where the fleet is so large
 TICK_INTERVAL = 1.0  # seconds after which ages are repainted without any change
 HISTORY_LENGTH = 120  # reports of a host that its utilization history holds
 MAX_TOASTS = 3  # toasts shown at a time
+ALERT_INTERVAL = 2.0  # seconds between two looks for alerts
 
 
 class RefreshingApp(BaseApp, inherit_bindings=False):
@@ -37,6 +40,8 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
     _paint_seconds = 0.0  # processor time of the last repaint
     _reading = False  # the migrations' journals are being read
     _reported_error = ""
+    _alerts: Alerts | None = None
+    _alerted = 0.0  # moment of the last look for alerts
     _unsubscribe: Callable[[], object] | None = None
 
     class MigrationsRead(Message):
@@ -84,6 +89,7 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
         self.screen_state = ScreenState(self.source.snapshot(), before.migrations, self.clock())
         self._extend_history(before)
         self._notify_changes(before)
+        self._send_alerts()
         if (front := self.front_screen) is not None:
             front.refresh_state()
         if self.request is not None:
@@ -115,6 +121,18 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
             self.notify(item.text, severity=item.severity, markup=False)
         if len(items) > MAX_TOASTS:
             self.notify(f"and {len(items) - MAX_TOASTS} more")
+
+    def _send_alerts(self) -> None:
+        """Send alerts to the receivers of the fleet file, if it has any."""
+        if not self.actions.has_receivers() or time.monotonic() - self._alerted < ALERT_INTERVAL:
+            return
+        self._alerted = time.monotonic()
+        if self._alerts is None:
+            from midstream.operations.alerts import Alerts
+
+            self._alerts = Alerts()
+        for alert in self._alerts.of(self.screen_state.snapshot):
+            self.background.run(partial(self.actions.send_alert, alert), self._alert_failed)
 
     def _alert(self, written: str) -> None:
         """Write an alert to the terminal, between two frames."""

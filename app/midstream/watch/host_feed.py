@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import BinaryIO
 
-from midstream.errors import ConnectionLostError, HostError, RemoteError
+from midstream.errors import ConnectionLostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import HostConfig
 from midstream.hosts.concurrency_limit import CONNECT_LIMIT
 from midstream.hosts.host import Host, Process
@@ -110,7 +110,7 @@ class HostFeed:
                 self._store.connecting(self.name)
                 self._follow()
             except Exception as error:  # noqa: BLE001  without this thread old values would count as live for ever
-                if not isinstance(error, FEED.lost):
+                if not isinstance(error, (*FEED.lost, MidstreamError)):
                     _log.exception("the feed of %s failed and starts again", self.name)
                 was_connected, self._connected = self._connected, False
                 if self._stopped.is_set():
@@ -118,7 +118,7 @@ class HostFeed:
                 if was_connected:
                     reconnect.reset()
                 self._store.link(self.name, *_reason(error, was_connected))
-                refused = isinstance(error, HostError) and not was_connected
+                refused = isinstance(error, MidstreamError) and not was_connected
                 self._stopped.wait(reconnect.delay(MIN_RETRY_PAUSE if refused else 0.0))
 
     def _follow(self) -> None:
@@ -240,7 +240,7 @@ class HostFeed:
 
 def _reason(error: Exception, was_connected: bool) -> tuple[str, str]:
     """Return the link's state, and a line with the reason."""
-    if isinstance(error, HostError):
+    if isinstance(error, MidstreamError):
         text = str(error)
     elif isinstance(error, OSError):
         text = f"the connection is lost: {error}"

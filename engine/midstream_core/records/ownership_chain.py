@@ -29,7 +29,7 @@ class OwnershipRecord(JsonRecord):
 
     Attributes:
         run_id: The run.
-        key: Random number of the run, made at its first record: a chain of another run of the same name has another.
+        key: Number of the run, made at its first record: a chain of another run of the same name has another.
         number: Position in the chain, from 0.
         previous: Digest of the record before it; empty for the first.
         epoch: Epoch of the fence under which the owner commits.
@@ -38,7 +38,7 @@ class OwnershipRecord(JsonRecord):
         root_digest: Digest of the sealed state; empty without one.
         migration: Migration that changed the owner; empty without one.
         consent: What a user agreed to in place of proof; empty where the owner before is proven.
-        time: UTC seconds by the operator's clock.
+        time: UTC seconds by the operator's clock; for a migration's records, of its plan.
         operator: Public key of the operator.
         signature: Over all other fields.
     """

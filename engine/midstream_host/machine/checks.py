@@ -36,6 +36,7 @@ class HostFacts:
     root_writable: bool  # or could be created
     disk_free: int
     memory_available: int
+    files_free: Optional[int] = None  # that the file system can still have; None: it has no such limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ def facts(root: str) -> HostFacts:
     existing = root
     while not os.path.isdir(existing) and existing != os.path.dirname(existing):
         existing = os.path.dirname(existing)
-    disk = shutil.disk_usage(existing)
+    disk, system = shutil.disk_usage(existing), os.statvfs(existing)
     return HostFacts(
         python=platform.python_version(),
         executable=sys.executable,
@@ -111,6 +112,7 @@ def facts(root: str) -> HostFacts:
         root_writable=os.access(existing, os.W_OK | os.X_OK),
         disk_free=disk.free,
         memory_available=_memory_available(),
+        files_free=system.f_favail if system.f_files else None,
     )
 
 

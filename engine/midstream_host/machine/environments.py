@@ -182,9 +182,10 @@ def build(
             for argv in _commands(directory, lock, python, uv, wheels, hashed):
                 installers.run(argv, installers.environment_with(env), descriptor)
             records.write_json(posixpath.join(directory, STAMP), {"how": how, "base": python})
-        except installers.BuildError as failure:
+        except (installers.BuildError, OSError) as failure:
+            message = installers.full_disk(root) or str(failure)  # installers may only say that a part of them failed
             installers.remove(directory)
-            installers.emit("problem", message=str(failure))
+            installers.emit("problem", message=message)
             return 1
     installers.emit("done", how=how, base=python, python=posixpath.join(directory, "bin", "python"))
     return 0

@@ -6,6 +6,7 @@ One installer at a time runs for each environment, and its output is sent as eve
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Callable, Generator, List, Mapping, Sequence
 from urllib.parse import unquote
 
@@ -21,6 +23,8 @@ NEUTRAL = "/"  # working directory of installers and interpreters, which read mo
 HIDDEN = "***"
 _CREDENTIALS = re.compile(r"(://)[^/\s@]+(?=@)|(https?://\S*?/t/)[^/\s]+")  # of a URL; a token of a conda channel
 _FOREIGN = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV")
+
+PROBE_BYTES = 1 << 20  # that do not fit on a disk that is full
 
 
 class BuildError(Exception):
@@ -113,3 +117,19 @@ def run(argv: Sequence[str], env: Mapping[str, str], lock: int, hide: Callable[[
     if process.returncode:
         words = " / ".join(last) or "exit code {}".format(process.returncode)
         raise BuildError(hide("{} failed: {}".format(" ".join(argv[:4]), words)))
+
+
+def full_disk(root: str) -> str:
+    """Return which disk of an installation is full; empty if none is.
+
+    A file is written on the disk of the root and on that of temporary files: quotas and exhausted inodes count too.
+    """
+    for directory in (root, tempfile.gettempdir()):
+        try:
+            with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+                file.write(bytes(PROBE_BYTES))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                free = shutil.disk_usage(directory).free / 1e6
+                return "{} at {}: {:.0f} MB free".format(error.strerror, directory, free)
+    return ""

@@ -18,10 +18,12 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.install import environment as environments
 from midstream.install import reporter
-from midstream.install.environment import Environment, prepare_environment
+from midstream.install.environment import FILES, UNPACKED, Environment, check_space, prepare_environment
 from midstream.install.errors import LaunchError
 from midstream.install.reporter import SparseReporter
+from midstream_host.machine import checks
 from midstream_host.machine import environments as remote_environments
+from simulators.disks import small_disk
 from support.wheels import PACKAGE, uv_works, write_wheel
 
 pytestmark = pytest.mark.drawn
@@ -175,3 +177,29 @@ def test_setup_lines_run_before_interpreter_is_checked(tmp_path: Path) -> None:
         root=str(tmp_path), python=sys.executable, setup=[f"echo hello; export PYTHONPATH={modules}"]
     )
     assert prepared(config, modules=["from_the_cluster"])
+
+
+@pytest.mark.parametrize(
+    ("free", "files", "line"),
+    [
+        (100_000_000, None, "no space left at /r: 300 MB needed for the engine's packages, 100 MB free"),
+        (10**12, 12, f"no space left at /r: {FILES} files .inodes. needed for the engine's packages, 12 free"),
+    ],
+)
+def test_packages_that_do_not_fit_are_refused_before_a_download(free: int, files: int | None, line: str) -> None:
+    facts = checks.HostFacts("3.11.2", "/bin/python3", "glibc 2.36", "x86_64", "/r", True, True, free, 0, files)
+    with pytest.raises(LaunchError, match=line):
+        check_space("here", facts, 300_000_000 // UNPACKED)
+    check_space("here", facts, 0)  # the sizes are not known
+
+
+def test_disk_that_fills_up_is_named_in_one_line(config: LocalHostConfig, lock: str, tmp_path: Path) -> None:
+    """The installer's own words were more than a thousand characters, with a hint about package indexes."""
+    with small_disk(tmp_path / "small", "1m") as mounted:
+        if not mounted:
+            pytest.skip("mounting a tmpfs is not permitted here: run as root with CAP_SYS_ADMIN")
+        with pytest.raises(LaunchError) as caught:
+            build(replace(config, root=str(tmp_path / "small" / "root")), lock)
+    built = "here: the engine's environment cannot be built: "
+    assert caught.value.message == f"{built}No space left on device at {tmp_path}/small/root: 0 MB free"
+    assert "root: in the fleet file" in str(caught.value.hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.steps.migration import Migration, MovedOnError
-from midstream.migrate.steps.ownership_records import hand_over
+from midstream.migrate.steps.ownership_records import hand_over, read_chain
 from midstream.ownership import memory, signed_chain
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.watch.known_owners import remember_owners, remember_stop
@@ -98,6 +99,56 @@ def test_second_migration_of_a_lost_owner_starts_nothing(tmp_path: Path) -> None
             hand_over(move, sealed)
         remembered = memory.recall(RUN)
         assert remembered is None or remembered.chain.head.owner != "four", "nothing was signed"
+
+
+def test_two_copies_of_a_state_directory_sign_one_history(tmp_path: Path) -> None:
+    """A state directory is copied between plan and hand-over; a process of each copy hands the run over.
+
+    On the old code each copy signed a record of its own time, and remembered it although the source refused it: the
+    rollback of the one was refused for ever by what the other had stored.
+    """
+    history = built(tmp_path, ("ann", "two", None))
+    plan = changed(
+        PLAN, migration="copied", created=1.7e9, run_id=RUN, source="two", source_target="two", source_hosts=("two",),
+        source_epoch=2, epoch=3, target="three", target_host="three", target_hosts=("three",),
+        fleet_file=str(history.file), source_store="", target_store="",
+    )  # fmt: skip
+    with opened(history, "ben", plan) as move:
+        move.source_group.acquire("copied", 3, "three", 600.0)
+        move.source_group.seal("copied", 3, "three", 12)
+        sealed = Sealed(12, "step-12-a002", "d" * 64, 2, records.Fence.read(history.paths("two").fence))
+        shutil.copytree(history.room / "ben", history.room / "ben-copied")
+        read_chain(move)
+        chain_before = move.chain_before
+        hand_over(move, sealed)
+    with state(history.room / "ben-copied"):
+        directory = MigrationDirectory("copied")
+    with opened(history, "ben-copied", directory) as move:
+        move.chain_before = chain_before  # it has read it before the other handed over
+        hand_over(move, sealed)
+        remembered = memory.recall(RUN)
+        assert remembered is not None
+    assert remembered.chain == records.OwnershipChain.read(history.paths("two").ownership)
+    assert remembered.chain.head.owner == "three"
+
+
+def test_refused_record_is_not_remembered(tmp_path: Path) -> None:
+    """On the old code the operator's machine contradicted for ever what all hosts showed."""
+    history = built(tmp_path, ("ann", "two", None))
+    plan = changed(
+        PLAN, migration="slept", run_id=RUN, source="two", source_target="two", source_hosts=("two",), source_epoch=2,
+        epoch=3, target="three", target_host="three", target_hosts=("three",),
+        fleet_file=str(history.file), source_store="", target_store="",
+    )  # fmt: skip
+    with opened(history, "ann", plan) as move:
+        before = memory.recall(RUN)
+        move.source_group.acquire("slept", 3, "three", 600.0)
+        move.source_group.seal("slept", 3, "three", 12)
+        sealed = Sealed(12, "step-12-a002", "d" * 64, 2, records.Fence.read(history.paths("two").fence))
+        records.Fence(4, "four", sealed_step=12).write(history.paths("two").fence)  # while this process slept
+        with pytest.raises(MovedOnError):
+            hand_over(move, sealed)
+        assert memory.recall(RUN) == before
 
 
 @pytest.mark.parametrize("exists", [True, False], ids=["adopted", "new run"])

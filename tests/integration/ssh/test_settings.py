@@ -121,9 +121,13 @@ def test_fleet_entry_overrides_ssh_configuration(tmp_path: Path) -> None:
     text = "Host gpu7\n  User them\n  Port 23\n  IdentityFile /k/theirs\n  UserKnownHostsFile /k/h\n"
     assert settings(tmp_path, text).address == "them@gpu7:23"
     assert settings(tmp_path, text, "me@gpu7:24").address == "me@gpu7:24"
-    found = settings(tmp_path, text, "me@gpu7", port=25, user="root", identity_file="/k/ours", known_hosts="/k/own")
+    ours = str(tmp_path / "ours")
+    with pytest.raises(UsageError, match=f"identity_file {ours} does not exist here"):
+        settings(tmp_path, text, "me@gpu7", identity_file=ours)
+    Path(ours).touch()
+    found = settings(tmp_path, text, "me@gpu7", port=25, user="root", identity_file=ours, known_hosts="/k/own")
     assert found.address == "root@gpu7:25"
-    assert found.identity_files[:2] == ("/k/ours", "/k/theirs")
+    assert found.identity_files[:2] == (ours, "/k/theirs")
     assert found.identities_only
     assert found.known_hosts[0] == "/k/own"
 

@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from midstream.install.errors import LaunchError
@@ -49,6 +50,7 @@ def hang(run: SlurmRun, event: Case) -> None:
     assert before is not None
     node = before.host.removeprefix("host-")
     run.signals_may_miss = True
+    run.hung.add(before.host)
     run.cluster.hang(node)
     try:
         run.cluster.set_down(node)
@@ -131,11 +133,14 @@ def end_by_stop(run: SlurmRun, event: Case) -> str:
                 raise
         else:
             run.cluster.wait_state(run.job, "STOPPED")
-    if event["lost"] in LOST:
-        with run.setting.lost("scancel", event["lost"]):
+    try:
+        with run.setting.lost("scancel", event["lost"]) if event["lost"] in LOST else nullcontext():
             run.stop()
-    else:
-        run.stop()
+    except LaunchError as error:
+        # A controller that was killed shows a paused job as waiting: 45 s later it is cancelled, and its node kills it.
+        if not (run.signals_may_miss and event["lost"] == "paused" and "(CANCELLED)" in error.message):
+            raise
+        return KILLED
     return SAVED
 
 
@@ -252,11 +257,16 @@ def run_case(case: Case, setting: Setting) -> str:
         run.launch(case["target"])
         if case["end"]["do"] != "limit":  # its signal may come before the first step
             run.trains()
-        for event in case["events"]:
-            if run.is_known():
-                LIVE[event["do"]](run, event)
-                run.commits.check()
-        ending = ENDINGS[case["end"]["do"]](run, case["end"]) if run.is_known() else end_by_command(run)
+        try:
+            for event in case["events"]:
+                if run.is_known():
+                    LIVE[event["do"]](run, event)
+                    run.commits.check()
+            ending = ENDINGS[case["end"]["do"]](run, case["end"]) if run.is_known() else end_by_command(run)
+        except (AssertionError, LaunchError):
+            if not run.is_ended_by_earlier_script():
+                raise
+            ending = KILLED
         run.commits.check()
         run.has_reason()
         if ending == SAVED and case["again"]:

@@ -33,6 +33,7 @@ class SlurmRun:
     attempt: int = 0
     job: str = ""
     signals_may_miss: bool = False  # SLURM may have a step of an earlier start
+    hung: set[str] = field(default_factory=set[str])  # nodes whose slurmd hung while an earlier start ran there
     commits: Commits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,6 +102,14 @@ class SlurmRun:
         """Whether the controller has the job: one that was killed may have lost it."""
         return self.cluster.state(self.job) != ""
 
+    def is_ended_by_earlier_script(self) -> bool:
+        """Whether SLURM has taken the end of an earlier start's script for that of the present one.
+
+        It does where the present start is on the same node, which hung in between (SLURM 22.05).
+        """
+        status = self.look().status
+        return status is not None and status.host in self.hung and self.cluster.state(self.job) == "FAILED"
+
     def stop(self) -> None:
         """Stop the run as ``--stop`` does."""
         stop_run(self.setting.hosts, "login", self.run_id, self.attempt, DEADLINE)
@@ -116,7 +125,14 @@ class SlurmRun:
         assert row[-1] not in ("", "-"), row
 
     def start_now(self) -> None:
-        """Let a requeued job start without its delay of two minutes."""
-        self.cluster.wait_state(self.job, "PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT")
-        self.cluster.run("scontrol", "release", self.job, check=False)
-        self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now")
+        """Let a requeued job start without its delay of two minutes.
+
+        SLURM sets the delay when the earlier start's node has cleaned up: what is changed before has no effect.
+        """
+        waiting, end = ("PENDING", "REQUEUE_HOLD", "SPECIAL_EXIT"), time.monotonic() + DEADLINE
+        self.cluster.wait_state(self.job, *waiting)
+        while self.cluster.state(self.job) in waiting:
+            assert time.monotonic() < end, f"job {self.job} does not start: {self.output()}"
+            self.cluster.run("scontrol", "release", self.job, check=False)
+            self.cluster.run("scontrol", "update", f"JobId={self.job}", "StartTime=now", check=False)
+            time.sleep(1)

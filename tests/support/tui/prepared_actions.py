@@ -24,6 +24,7 @@ from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.repair import RepairProposal
+from midstream.operations.alerts import Alert
 from midstream.operations.create_target import CreatableTarget
 from midstream.operations.list_slices import SliceListing
 from midstream.operations.repair import Repair
@@ -131,6 +132,8 @@ class PreparedActions(Actions):
         self.log = ""
         self.started: str | MidstreamError = "nano"
         self.calls: list[tuple[Any, ...]] = []
+        self.held: set[str] = set()
+        self.alerts: list[Alert] | None = None  # what was sent; None: the fleet file names no receiver
         self.cost_report: CostReport | MidstreamError = CostReport(NOW - 30 * 86400, NOW)
         self.left: tuple[AnyLeftover, ...] = LEFTOVERS
         self.listing: SliceListing | MidstreamError = SliceListing(configured=False)
@@ -172,6 +175,23 @@ class PreparedActions(Actions):
         self.calls.append(("start", plan.migration))
         self.views = (replace(migration(), plan=plan),)
         return plan.migration
+
+    @override
+    def has_receivers(self) -> bool:
+        return self.alerts is not None
+
+    @override
+    def send_alert(self, alert: Alert) -> None:
+        assert self.alerts is not None
+        self.alerts.append(alert)
+
+    @override
+    def hold(self, migration: str) -> None:
+        self.held.add(migration)
+
+    @override
+    def release(self, migration: str) -> None:
+        self.held.discard(migration)
 
     @override
     def rollback(self, migration: str, *, agreed: bool) -> None:

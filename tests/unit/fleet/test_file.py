@@ -10,6 +10,7 @@ import pytest
 from midstream.errors import Exit, UsageError
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
+from midstream.fleet.ssh_address import parse_address
 from support.paths import CONFIGS
 
 EXAMPLE = CONFIGS / "fleet.example.yaml"
@@ -273,3 +274,30 @@ def test_slice_without_lookup_has_no_hosts() -> None:
     assert fleet.target_names == ("pod",)
     with pytest.raises(UsageError, match="the workers of pod are unknown"):
         fleet.target("pod")
+
+
+@pytest.mark.parametrize(
+    ("entry", "line"),
+    [
+        ("type: ssh, address: 'host:abc'", "address 'host:abc' is malformed"),
+        ("type: ssh, address: 'host:99999'", "address 'host:99999': 99999 is no port"),
+        ("type: ssh, address: 'host:0'", "address 'host:0': 0 is no port"),
+        ("type: ssh, address: 'host -p 2270'", "address: 'host -p 2270' is not a host name"),
+        ("type: local, price_per_hour: -1", "price_per_hour is -1"),
+        ("type: local, price_per_hour: .nan", "price_per_hour is nan"),
+    ],
+)
+def test_wrong_address_or_price_is_refused_when_the_file_is_read(entry: str, line: str) -> None:
+    """Later, a feed printed a traceback, and costs were negative."""
+    assert refusal(f"hosts:\n  a: {{{entry}}}\n").startswith(f"fleet.yaml: hosts.a.{line}")
+
+
+def test_price_of_a_slice_is_refused_too() -> None:
+    entry = "{type: tpu, project: p, zone: z, hosts: [h], price_per_hour: -2}"
+    text = refusal(f"hosts: {{h: {{type: local}}}}\ntargets:\n  pod: {entry}\n")
+    assert text.startswith("fleet.yaml: targets.pod.price_per_hour is -2")
+
+
+def test_address_may_be_a_url_as_ssh_takes_it() -> None:
+    assert parse_address("ssh://me@host:2222/", "") == ("me", "host", 2222)
+    assert parse_address("me@[::1]:65535", "") == ("me", "::1", 65535)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from midstream.errors import Exit, HostError, MidstreamError, RemoteError, UsageError
@@ -92,7 +94,8 @@ def migrate(
         output.event(DryRunResult(run=plan.run_id, migration=None))
         return Exit.DONE
     require_consent(plan, options, output, confirmed_before=imported)
-    return follow(migration_process.start(fleet, plan), output, on_interrupt=on_interrupt)
+    migration = migration_process.start(fleet, plan)
+    return follow(migration, output, on_interrupt=on_interrupt, verbose=options.verbose)
 
 
 def resume(options: argparse.Namespace, output: Output) -> int:
@@ -111,7 +114,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
                 raise UsageError(f"--continue with --mode {options.mode}", hint)
             migration_process.switch_to_warm(found.migration)
         migration_process.continue_(found.migration)
-        return follow(found.migration, output, offset)
+        return follow(found.migration, output, offset, verbose=options.verbose)
     found = migration_directory.MigrationDirectory.find(options.rollback)
     view = migration_process.readable(found)
     if not view.finished and view.state != ROLLED_BACK and not options.yes:
@@ -120,7 +123,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
             raise MidstreamError(discarded, "--yes accepts it", Exit.REFUSED)
     offset = found.journal_size()
     migration_process.rollback(view.migration, agreed=options.yes)
-    code = follow(view.migration, output, offset)
+    code = follow(view.migration, output, offset, verbose=options.verbose)
     migration_process.refuse_finished(found)  # completed before its process read the request
     return code
 
@@ -144,10 +147,10 @@ def _discarded_steps(view: MigrationView) -> str:
     return discarded(view, described.status, described.fence, described.attempts)
 
 
-def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "") -> int:
-    """Print a migration's journal from byte ``offset`` until the migration ends.
+def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = "", *, verbose: bool = False) -> int:
+    """Print a migration's journal to its end; return its exit code.
 
-    Returns its exit code.
+    It begins at byte ``offset``. A terminal gets one line that is redrawn, unless ``verbose``.
 
     Ctrl-C leaves the migration running and prints ``on_interrupt``, or how to follow it again.
 
@@ -159,13 +162,20 @@ def follow(migration: str, output: Output, offset: int = 0, on_interrupt: str = 
 
     code: int | None = None
     try:
-        for event in migration_process.follow(migration, offset):
-            if event.event == "result":
-                code = int(event.detail["exit_code"])
-            if event.event not in ("fact", "trace"):
-                print_event(event, output)
-            if event.event == "result":
-                output.alert(str(event.message or event.detail.get("outcome", "")))
+        with contextlib.ExitStack() as terminal:
+            show = partial(print_event, output=output)
+            if not verbose and (live := output.live_terminal) is not None:
+                from midstream.headless.migration.live_line import LiveLine
+
+                show = terminal.enter_context(LiveLine(MigrationDirectory.find(migration), live)).show
+            for event in migration_process.follow(migration, offset):
+                if event.event == "result":
+                    code = int(event.detail["exit_code"])
+                    terminal.close()
+                    print_event(event, output)
+                    output.alert(str(event.message or event.detail.get("outcome", "")))
+                elif event.event not in ("fact", "trace"):
+                    show(event)
     except KeyboardInterrupt:
         back = f"the migration continues; midstream --continue {migration} follows it again"
         output.message("")  # after the terminal's ^C

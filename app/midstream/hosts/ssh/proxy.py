@@ -12,7 +12,8 @@ import socket
 import subprocess
 from typing import BinaryIO, cast
 
-from midstream.hosts.ssh.resolved_options import SshSettings, parse_address
+from midstream.fleet.ssh_address import parse_address
+from midstream.hosts.ssh.resolved_options import SshSettings
 from midstream.hosts.stderr_tail import StderrTail
 
 SHUTDOWN_TIMEOUT = 2.0  # seconds that the command may take to exit
@@ -89,7 +90,7 @@ def jump_command(settings: SshSettings, hop: SshSettings) -> str:
     strict = ["BatchMode=yes", "StrictHostKeyChecking=yes", f"ConnectTimeout={hop.connect_timeout:.0f}"]
     keepalive = ["ServerAliveInterval=3", "ServerAliveCountMax=4"]
     options = [word for each in (*strict, *keepalive) for word in ("-o", each)]
-    user, host, port = parse_address(last.removeprefix("ssh://").rstrip("/"), "ProxyJump")
+    user, host, port = parse_address(last, "ProxyJump")
     where = [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
     return shlex.join(
         ["ssh", *settings.config_words, *hop.host_key_words, *options, *earlier, "-W", destination, *where]

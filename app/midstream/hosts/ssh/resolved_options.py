@@ -17,6 +17,7 @@ from pathlib import Path
 from midstream.errors import UsageError
 from midstream.fleet.fleet import SshHostConfig
 from midstream.fleet.rented_files import own_known_hosts, rented_known_hosts
+from midstream.fleet.ssh_address import check_names, parse_address
 from midstream.fleet.ssh_config_reader import DEFAULT_SSH_CONFIG
 from midstream.hosts.ssh.config_files import config_words, query_paramiko, query_ssh
 
@@ -83,6 +84,9 @@ def resolve(name: str, config: SshHostConfig) -> SshSettings:
         if value and not os.path.isabs(os.path.expanduser(value)):
             # A migration's own process runs in another directory.
             raise UsageError(f"hosts.{name}.{field} {value!r} is relative", "an absolute path, or one that begins ~/")
+    key = os.path.expanduser(config.identity_file or "")
+    if key and not os.path.isfile(key) and not os.path.isfile(key + ".pub"):  # an agent may have the private key
+        raise UsageError(f"hosts.{name}.identity_file {key} does not exist here", "the path of a private key")
     user, alias, port = parse_address(config.address, f"hosts.{name}.address")
     return resolve_alias(
         name,
@@ -97,7 +101,7 @@ def resolve(name: str, config: SshHostConfig) -> SshSettings:
 
 def resolve_jump(name: str, jump: str, file: str) -> SshSettings:
     """Resolve a hop of ProxyJump, ``[user@]name[:port]``, with or without ``ssh://``."""
-    user, alias, port = parse_address(jump.removeprefix("ssh://").rstrip("/"), f"{name}: ProxyJump")
+    user, alias, port = parse_address(jump, f"{name}: ProxyJump")
     rented = rented_known_hosts(Path(file).expanduser(), alias)
     return resolve_alias(
         alias, alias, user=user, port=port, file=file, known_hosts=str(rented) if rented is not None else None
@@ -142,7 +146,7 @@ def resolve_alias(
     port = port or int(last("port") or 22)
     hostname = last("hostname") or alias
     user = user or last("user") or getpass.getuser()
-    _check_plain(name, hostname, user)
+    check_names(name, hostname, user)
     if last("bindinterface"):
         raise UsageError(f"{name}: the SSH option BindInterface is not supported", "BindAddress, or a ProxyCommand")
     alias_key = last("hostkeyalias")
@@ -221,39 +225,6 @@ def _unused_trust(last: Callable[[str], str | None]) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------- addresses
-
-
-def parse_address(address: str, where: str) -> tuple[str | None, str, int | None]:
-    """Split ``user@name:port``; IPv6 addresses with a port are in brackets.
-
-    Raises:
-        UsageError: The address is malformed.
-    """
-    user, _, rest = address.rpartition("@")
-    port: str | None = None
-    if rest.startswith("["):
-        rest, _, port = rest[1:].partition("]")
-        port = port.removeprefix(":") or None
-    elif rest.count(":") == 1:
-        rest, port = rest.split(":")
-    if not rest or rest.startswith("-") or (port is not None and not re.fullmatch(r"\d{1,5}", port, re.ASCII)):
-        raise UsageError(f"{where} {address!r} is malformed", "[user@]name[:port]")
-    _check_plain(where, rest, user or None)
-    return user or None, rest, int(port) if port else None
-
-
-def _check_plain(name: str, hostname: str, user: str | None) -> None:
-    """Refuse names with characters that a shell interprets.
-
-    Host name and user name may become part of a ProxyCommand.
-    """
-    if hostname.startswith("-") or not re.fullmatch(r"[\w.:%@+-]+", hostname):
-        raise UsageError(f"{name}: {hostname!r} is not a host name", "letters, digits, '.', '-', '_' and ':'")
-    if user is not None and (user.startswith("-") or re.search(r"[\s'\"`$\\;&<>|(){}\x00-\x1f]", user)):
-        raise UsageError(f"{name}: {user!r} is not a user name", "letters, digits, '.', '-', '_' and '@'")
-
-
-# ------------------------------------------------------------------------------------------------ their values
 
 
 def _tokens(alias: str, hostname: str, port: int, user: str, jump: str, key_alias: str) -> dict[str, str]:

@@ -30,6 +30,7 @@ from midstream.migrate.journal.cached_view import CachedView
 from midstream.migrate.journal.migration_files import MigrationFiles, migrations_directory
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
+from midstream.ownership.operator_key import made_key_file
 from midstream.state_directory import make_directory
 from midstream.suggestions import did_you_mean
 from midstream_core import records
@@ -98,11 +99,13 @@ def _is_migration(path: Path) -> bool:
 def create(plan: Plan, fleet_text: str) -> MigrationDirectory:
     """Create a migration's directory with plan, fleet file and first journal lines.
 
-    On an error no directory is left.
+    On an error no directory is left. The operator's key is made before, so that each copy of the state directory that
+    has the migration has the key that signs it too.
 
     Raises:
         MidstreamError: it cannot be written.
     """
+    made_key_file()
     directory = MigrationDirectory(plan.migration)
     building = directory.path.with_name(f".{plan.migration}.{os.getpid()}")
     try:

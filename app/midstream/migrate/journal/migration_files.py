@@ -6,8 +6,9 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from midstream.errors import Exit, MidstreamError, UsageError
@@ -23,6 +24,7 @@ from midstream.state_directory import state_directory
 from midstream_core import records
 
 LOCK_TIMEOUT = 0.5  # seconds
+STEP_SECONDS = 60.0  # for which a reported step is shown
 
 
 def migrations_directory() -> Path:
@@ -49,6 +51,8 @@ class MigrationFiles:
         self.mode_file = self.path / "request-mode"
         self.log_file = self.path / "process.log"
         self._lock_file = self.path / ".lock"
+        self._hold_file = self.path / ".hold"
+        self._step_file = self.path / ".step"
 
     def journal_size(self) -> int:
         """Return the journal's size in bytes: the offset of the next line."""
@@ -171,6 +175,19 @@ class MigrationFiles:
         damaged_files.set_aside(file)
         records.write_bytes(str(file), data, mode=0o600)
 
+    def report_step(self, host: str, step: int) -> None:
+        """Report where the run is, for who follows the migration; nothing depends on it."""
+        with suppress(OSError):
+            records.write_bytes(str(self._step_file), f"{host} at step {step:,}".encode(), durable=False, mode=0o600)
+
+    def live_step(self) -> str:
+        """Return the last minute's report of `report_step`; empty without one."""
+        try:
+            fresh = time.time() - self._step_file.stat().st_mtime < STEP_SECONDS
+            return self._step_file.read_text()[:80] if fresh else ""
+        except (OSError, UnicodeDecodeError):
+            return ""
+
     # ------------------------------------------------------------------------------------------ requests
 
     def request_rollback(self, *, agreed: bool = False) -> None:
@@ -197,6 +214,25 @@ class MigrationFiles:
     def withdraw_request(self) -> None:
         with suppress(OSError):  # a path that is no file is no request
             self.request_file.unlink(missing_ok=True)
+
+    def hold(self) -> Callable[[], None]:
+        """Keep the migration from finishing while its user decides on a rollback.
+
+        Returns the function that ends that; the end of this process does too.
+
+        Raises:
+            MidstreamError: The file cannot be opened.
+        """
+        try:
+            descriptor = os.open(self._hold_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # `is_held` locks it for a moment: not this way
+        except OSError as error:
+            raise MidstreamError(f"{self._hold_file} cannot be locked: {error.strerror}") from error
+        return partial(os.close, descriptor)
+
+    def is_held(self) -> bool:
+        """Return whether a user decides now whether to roll the migration back."""
+        return _is_locked(self._hold_file, fcntl.LOCK_EX)
 
     # ------------------------------------------------------------------------------------------ lock
 
@@ -230,14 +266,19 @@ class MigrationFiles:
 
     def is_locked(self) -> bool:
         """Return whether a process executes the migration now."""
-        try:
-            descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # missing, or not a file that can be locked
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(descriptor)
+        return _is_locked(self._lock_file, fcntl.LOCK_SH)
+
+
+def _is_locked(file: Path, kind: int) -> bool:
+    """Return whether the file has a lock that excludes one of this ``kind``."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # missing, or not a file that can be locked
         return False
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -128,7 +128,7 @@ def report_lines(found: Mapping[str, Any]) -> list[str]:
         return []
     unknown = cast("list[str]", found.get("unknown") or [])
     rows = [("duration", found.get("estimated_seconds"), found.get("measured_seconds"))]
-    rows += [(f"  {shown_stage(name, names)}", estimated.get(name), measured.get(name)) for name in names]
+    rows += [(f"  {shown_stage(name)}", estimated.get(name), measured.get(name)) for name in names]
     lines = [
         f"{name:<16} estimated {UNKNOWN if before is None else shown(before):<8} "
         f"measured {'-' if after is None else shown(after)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from midstream.counts import count
@@ -19,6 +20,7 @@ from midstream_core.json_types import LoggedRow
 
 HEALTHY_TIMEOUT = 7 * 86400.0  # seconds
 NEAR = 64  # rows
+DECISION_POLL = 0.2  # seconds
 
 
 def losses_are_lost(curve: Sequence[LoggedRow], step: int) -> bool:
@@ -84,6 +86,7 @@ class Finish:
             )
         else:
             self._copy_last_lines(migration)
+        self._await_decision(migration)
         with unless_preempted(
             migration.fleet, migration.source_group.target, migration.note, "its pin is not released"
         ):
@@ -97,6 +100,15 @@ class Finish:
 
     def undo(self, migration: Migration) -> None:
         """Nothing: a finished migration is not rolled back."""
+
+    @staticmethod
+    def _await_decision(migration: Migration) -> None:
+        """Wait while the user decides whether to roll the migration back."""
+        if migration.directory.is_held():
+            migration.note("waits: its user decides whether to roll it back")
+        while migration.directory.is_held():
+            time.sleep(DECISION_POLL)
+        migration.check_requests()
 
     @staticmethod
     def _unpin(migration: Migration) -> None:

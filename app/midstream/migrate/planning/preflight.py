@@ -22,7 +22,7 @@ from midstream.format import size
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.shell_line import shell_line
-from midstream.install.environment import builds_environment
+from midstream.install.environment import UNPACKED, builds_environment
 from midstream.migrate import host_files
 from midstream.migrate.checkpoint_store import (
     CheckpointStore,
@@ -224,7 +224,9 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
     )  # the second is an earlier checkpoint, for the rehearsal
     state_bytes = 0 if plan.route.target_store else copies * plan.estimate.checkpoint_bytes
     needed = (state_bytes + plan.estimate.data_bytes) * DISK_SLACK
-    if plan.trainer is None and builds_environment(config) and not survey.facts.root_exists:
+    if plan.trainer is None and plan.estimate.install_bytes:
+        needed += UNPACKED * plan.estimate.install_bytes / max(1, len(plan.route.target_hosts))
+    elif plan.trainer is None and builds_environment(config) and not survey.facts.root_exists:
         needed += ENVIRONMENT_BYTES
     yield from check_devices(target.name, config, survey)
     free = survey.facts.disk_free

@@ -10,6 +10,7 @@ from midstream.hosts.deadline import Deadline
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.migrate.steps.preemption import provider_of
 from midstream.watch.snapshot import RunView, Snapshot
+from midstream_core import records
 
 CHECK_INTERVAL = 2.0  # seconds between two calls of a check
 
@@ -26,6 +27,15 @@ def clock_skew(migration: Migration, host: str) -> float:
     """Return seconds that the host's clock is ahead of the operator's; 0 if unknown."""
     view = migration.watch.snapshot().host(host)
     return view.machine.clock_skew if view and view.machine else 0.0
+
+
+def _report_step(migration: Migration, host: str) -> None:
+    """Report the step of the copy that trains: that on ``host``, else the source's."""
+    for name in (host, migration.plan.source):
+        run = run_on(migration, migration.watch.snapshot(), name)
+        if run is not None and run.step is not None and run.state == records.TRAINING:
+            migration.directory.report_step(name, run.step)
+            return
 
 
 def wait_for(
@@ -74,6 +84,7 @@ def wait_for(
 
         if watch.wait_for(found, timeout=1.0) is not None and matching:
             return matching[-1]
+        _report_step(migration, host)
         view = watch.snapshot().host(host)
         if view is not None and view.link == "live":
             in_contact.count()

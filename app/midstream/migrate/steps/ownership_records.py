@@ -31,7 +31,7 @@ def read_chain(migration: Migration) -> None:
 def hand_over(migration: Migration, sealed: Sealed) -> None:
     """Sign that the target owns the run, and get the permission to start it.
 
-    The record is remembered, then stored by the source with the name of this process. Nothing on the target is
+    The record is stored by the source with the name of this process, then remembered. Nothing on the target is
     started before. A process that was suspended while another copy of the migration's files rolled it back is refused
     by the source: a permission that is older than `PERMISSION_SECONDS` is requested again. A source that does not
     answer then may have withdrawn it: its silence renews nothing.
@@ -54,9 +54,9 @@ def hand_over(migration: Migration, sealed: Sealed) -> None:
             step=sealed.step,
             root_digest=sealed.root_digest,
             migration=plan.migration,
+            planned=plan.identity.created,
             consent=SOURCE_LOST if plan.policy.source_lost else "",
         )
-        memory.remember(chain, step=sealed.step, epoch=plan.source_epoch, host=plan.source)
     else:
         chain = chain_of_target(migration)
     try:
@@ -70,6 +70,8 @@ def hand_over(migration: Migration, sealed: Sealed) -> None:
         if not reported and facts.target_attempt is None:
             raise
         migration.note(f"{error.message}; {reported or f'{plan.target} has been started before'}")
+    # Not before: a record that the source has refused would contradict for ever what the hosts show.
+    memory.remember(chain, step=sealed.step, epoch=plan.source_epoch, host=plan.source)
     migration.start_allowed_at = time.time(), time.monotonic()
     if allowed_at is not None:
         return
@@ -101,18 +103,22 @@ def chain_of_target(migration: Migration) -> records.OwnershipChain:
 
 
 def chain_back(migration: Migration, back: records.Fence) -> records.OwnershipChain | None:
-    """Sign and remember that the source owns the run again; return the chain.
+    """Sign that the source owns the run again; return the chain.
 
     None for a run without records.
     """
     chain = _known_chain(migration)
     if chain is None:
         return None
-    chain = signed_chain.next_chain(
-        chain, epoch=back.epoch, owner=back.owner, step=back.sealed_step, migration=migration.plan.migration
+    plan = migration.plan
+    return signed_chain.next_chain(
+        chain,
+        epoch=back.epoch,
+        owner=back.owner,
+        step=back.sealed_step,
+        migration=plan.migration,
+        planned=plan.identity.created,
     )
-    memory.remember(chain)
-    return chain
 
 
 def may_have_started(migration: Migration) -> bool:
@@ -194,7 +200,14 @@ def _chain_before(migration: Migration) -> records.OwnershipChain:
     if owner not in migration.fleet.target_names:  # an engine that midstream did not start chooses the name itself
         owner = plan.route.source_target or plan.source
     before = records.Fence(plan.source_epoch, owner)
-    return signed_chain.first_chain(plan.run_id, owner, before, consent=BEGUN_BEFORE)
+    return signed_chain.first_chain(
+        plan.run_id,
+        owner,
+        before,
+        consent=BEGUN_BEFORE,
+        migration=plan.migration,
+        planned=plan.identity.created,
+    )
 
 
 def _known_chain(migration: Migration) -> records.OwnershipChain | None:

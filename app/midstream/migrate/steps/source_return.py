@@ -11,6 +11,7 @@ from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.ownership_records import chain_back, refuse_later_owner
 from midstream.migrate.steps.record_commands import show_command, show_fence
 from midstream.migrate.steps.stop_command import adopt_stop
+from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_core.listed_checkpoint import ListedCheckpoint
@@ -141,7 +142,10 @@ def _is_own(migration: Migration, checkpoint: ListedCheckpoint) -> bool:
 
 
 def put_fence(migration: Migration, group: HostGroup, back: records.Fence) -> None:
-    group.put_fence(back, migration.plan.migration, chain_back(migration, back))
+    chain = chain_back(migration, back)
+    group.put_fence(back, migration.plan.migration, chain)
+    if chain is not None:
+        memory.remember(chain)  # after a host has stored it, as in `hand_over`
     migration.log_command(
         group.first,
         f"fence: epoch {back.epoch}, owner {back.owner}, sealed at step {back.sealed_step}",

@@ -87,5 +87,5 @@ class StageClock:
             "remaining_seconds": left.seconds,
             "unknown": list(left.unknown),
         }
-        message = f"{shown_stage(self.current, expected)}{took} ({about}{overdue}); left in all: {left.text()}"
+        message = f"{shown_stage(self.current)}{took} ({about}{overdue}); left in all: {left.text()}"
         self.journal.write(STAGE, phase=phase, state=state, message=message, **detail)

@@ -302,6 +302,34 @@ def test_full_disk_for_the_journal_is_not_rolled_back(migration: Migration, monk
     assert not any(event.phase == phase_names.ROLLBACK for event in migration.directory.view().events)
 
 
+@pytest.mark.parametrize("wrapped", [False, True], ids=["downtime report", "remembered owner"])
+@pytest.mark.parametrize("started", [True, False], ids=["target may train", "target not started"])
+def test_full_disk_here_discards_no_step_of_the_target(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, started: bool, wrapped: bool
+) -> None:
+    """On the old code a report that could not be written here rolled back a target that trained."""
+
+    def fill() -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "x.json")
+        except OSError as error:
+            if not wrapped:
+                raise
+            raise MidstreamError(f"x.json cannot be written: {error}") from error
+
+    if started:
+        migration.journal.record(Facts(relaunching=True))
+    failing = Step(phase_names.CERTIFY, fill)
+    code = carry_out(migration, monkeypatch, failing)
+    view = migration.directory.view()
+    assert "No space left on device" in view.error
+    if started:
+        assert (code, view.state) == (Exit.INTERRUPTED, migration_state.INTERRUPTED)
+        assert "midstream --continue m" in view.error
+    else:
+        assert (code, view.state) == (Exit.FAILED, migration_state.ROLLED_BACK)
+
+
 def test_failure_after_damaged_journal_is_not_rolled_back(
     migration: Migration, monkeypatch: pytest.MonkeyPatch
 ) -> None:

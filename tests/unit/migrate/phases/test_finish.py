@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,8 +15,9 @@ import pytest
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.host_group import HostGroup, target_of
-from midstream.migrate.phases.finish import NEAR, Finish, losses_are_lost
-from midstream.migrate.steps.migration import Migration
+from midstream.migrate.journal import migration_directory
+from midstream.migrate.phases.finish import DECISION_POLL, NEAR, Finish, losses_are_lost
+from midstream.migrate.steps.migration import Migration, RollbackRequested
 from support.migrations.sample_plan import PLAN
 from support.run_directory import RunDirectory
 
@@ -61,3 +65,41 @@ def test_pin_that_cannot_be_removed_does_not_prevent_the_end(tmp_path: Path) -> 
         hosts.close()
     (note,) = notes
     assert note.endswith("; the pin of its checkpoint stays on a")
+
+
+def test_open_question_about_a_rollback_holds_the_end() -> None:
+    """On the old code the migration finished behind the open dialog, and the user's answer came too late."""
+    directory = migration_directory.create(PLAN, "hosts: {}\n")
+    notes = list[str]()
+    migration = Migration.__new__(Migration)
+    migration.directory, migration.phase, migration.note = directory, "finish", notes.append  # type: ignore[method-assign]
+    Finish._await_decision(migration)
+    assert notes == [], "nobody asks"
+
+    release = directory.hold()
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(Finish._await_decision, migration)
+        with pytest.raises(TimeoutError):
+            ending.result(5 * DECISION_POLL)
+        directory.request_rollback()
+        release()
+        with pytest.raises(RollbackRequested):
+            ending.result(60)
+    assert notes == ["waits: its user decides whether to roll it back"]
+
+
+def test_end_of_the_asking_process_ends_the_hold(tmp_path: Path) -> None:
+    directory = migration_directory.create(PLAN, "hosts: {}\n")
+    program = f"""
+import time
+from midstream.migrate.journal.migration_directory import MigrationDirectory
+release = MigrationDirectory({directory.migration!r}).hold()
+print("held", flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        assert asking.stdout.readline() == "held\n"
+        assert directory.is_held()
+        asking.kill()
+    assert not directory.is_held()

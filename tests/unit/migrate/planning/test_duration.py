@@ -318,7 +318,7 @@ def test_report_has_the_estimate_beside_the_measured() -> None:
         "duration         estimated 66s      measured 48s (the estimate is without compile)",
         "  install        estimated 10s      measured 12s",
         "  compile        estimated unknown  measured 30s",
-        "  downtime       estimated 5.0s     measured 6.0s",
+        "  takeover       estimated 5.0s     measured 6.0s",
         "  certify        estimated 1.0s     measured -",
         "  healthy steps  estimated 50s      measured -",
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events
@@ -17,6 +17,7 @@ from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.chrome import Rule
 from midstream.tui.widgets.pane import Pane
 
+REFRESH = 1.0  # seconds
 PROMPT_HEIGHT = 6  # rows of a dialog without its text, with a prompt of two rows
 
 
@@ -34,7 +35,8 @@ class ConfirmScreen(ModalScreen[bool]):
         ("down", "scroll(1)", "Down"),
     ]
 
-    def __init__(self, title: str, lines: Sequence[str], *, word: str = "") -> None:
+    def __init__(self, title: str, lines: Sequence[str] | Callable[[], Sequence[str]], *, word: str = "") -> None:
+        """``lines``: the text, or a function that returns what is true now, every second."""
         super().__init__()
         self._heading = title
         self._lines = lines
@@ -44,7 +46,7 @@ class ConfirmScreen(ModalScreen[bool]):
         with Vertical(id="dialog"):
             yield Rule(self._heading, app_of(self).glyphs)
             with Pane(classes="scrolled"):
-                yield Static(Text("\n".join(self._lines), palette.TEXT), classes="words")
+                yield Static(self._text(), classes="words")
             if self._word:
                 prompt = Text("type ", palette.DIM).append(self._word, f"bold {palette.ACCENT}")
                 yield Static(prompt.append(" and press enter; esc cancels", palette.DIM))
@@ -53,7 +55,13 @@ class ConfirmScreen(ModalScreen[bool]):
                 prompt = Text("y", f"bold {palette.ACCENT}").append(" yes   ", palette.DIM)
                 yield Static(prompt.append("esc", f"bold {palette.ACCENT}").append(" cancel", palette.DIM))
 
+    def _text(self) -> Text:
+        lines = self._lines() if callable(self._lines) else self._lines
+        return Text("\n".join(lines), palette.TEXT)
+
     def on_mount(self) -> None:
+        if callable(self._lines):
+            self.set_interval(REFRESH, lambda: self.query_one(".words", Static).update(self._text()))
         if self._word:
             self.query_one(Input).focus()
 

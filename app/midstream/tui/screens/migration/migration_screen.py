@@ -13,6 +13,7 @@ from textual.containers import Vertical
 from textual.widgets import Static
 
 from midstream import format
+from midstream.errors import MidstreamError
 from midstream.listing import documents
 from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
@@ -243,33 +244,34 @@ class MigrationScreen(MidstreamScreen):
         if view.state == migration_state.ROLLED_BACK:
             self.notify(f"already rolled back: {plan.source} owns the run", markup=False)
             return
-        discarded, lost = self._steps_given_up(view), self._discarded(view)
-        lines = [f"{plan.run_id} returns to {plan.source} and continues from the sealed step."]
-        if view.sealed_step is None and not lost:
-            lines = [f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."]
-        if lost:
-            lines.append(f"{lost}.")
-        lines.append("Nothing is deleted.")
+        lost = bool(self._discarded(view))
+
+        def lines() -> list[str]:
+            now = self.migration_view or view
+            discarded = self._discarded(now)
+            if now.sealed_step is None and not discarded:
+                first = f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."
+            else:
+                first = f"{plan.run_id} returns to {plan.source} and continues from the sealed step."
+            return [first, *([f"{discarded}."] if discarded else []), "Nothing is deleted."]
 
         def answered(yes: bool | None) -> None:
             now = self.migration_view or view
-            if not yes:
+            if yes and not now.finished and (lost or not self._discarded(now)):
+                self.notify(f"returning to {plan.source}", markup=False)
+                self._act(partial(self.midstream.actions.rollback, agreed=lost), view.migration)
                 return
-            changed = (now.state, now.sealed_step) != (view.state, view.sealed_step)
-            if changed or self._steps_given_up(now) > 2 * discarded:
+            self.midstream.actions.release(view.migration)
+            if yes:
                 self.notify("the migration has proceeded: confirm what is true now", severity="warning")
                 self.action_rollback()
-                return
-            self.notify(f"returning to {plan.source}", markup=False)
-            self._act(partial(self.midstream.actions.rollback, agreed=bool(lost)), view.migration)
 
+        try:
+            self.midstream.actions.hold(view.migration)  # else it may finish while the question is open
+        except MidstreamError as error:
+            self.notify(str(error), severity="warning", markup=False)
         title = f"Roll back {plan.run_id}"
         self.app.push_screen(ConfirmScreen(title, lines, word=plan.run_id if lost else ""), answered)
-
-    def _steps_given_up(self, view: MigrationView) -> int:
-        """Return the steps that a rollback would discard, by what the target has reported."""
-        run = self.screen_state.run(view.plan.target_host, view.plan.run_id)
-        return view.steps_given_up(run.step, run.fence) if run else 0
 
     def _discarded(self, view: MigrationView) -> str:
         """Return what a rollback would discard, or that it is not known."""

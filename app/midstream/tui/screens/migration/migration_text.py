@@ -159,7 +159,7 @@ def time_left(view: MigrationView, now: float, width: int, target_step: int | No
     if stage:
         elapsed, about = format.seconds(max(0.0, now - view.stage_times.since)), expected.get(stage)
         of = "" if about is None else f" of about {format.seconds(about)}"
-        words = f"   {shown_stage(stage, expected)} {elapsed}{of}"
+        words = f"   {shown_stage(stage)} {elapsed}{of}"
         if len(text) + len(words) > width:
             text.append("\n        ")
         text.append(words, palette.WAIT if left.overdue >= 1.0 else palette.DIM)
