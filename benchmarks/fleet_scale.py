@@ -269,7 +269,7 @@ def run_status(hosts: int, runs: int) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from midstream.fleet.fleet import Fleet, SshHostConfig
-    from midstream.headless.fleet import status
+    from midstream.headless import status
     from midstream.output import Output
     from midstream.watch import host_feed
 

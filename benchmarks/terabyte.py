@@ -176,7 +176,7 @@ def collect(path: Path, hosts: int) -> dict[str, int]:
     from midstream.transfer.endpoint import Endpoint
     from midstream.transfer.link import Link
     from midstream.transfer.multi_host_copy import endpoints_of
-    from midstream.transfer.route import Route
+    from midstream.transfer.route import StreamRoute
     from midstream.transfer.send_queue import SendQueue, split
 
     tree = contents(path)
@@ -184,7 +184,7 @@ def collect(path: Path, hosts: int) -> dict[str, int]:
     by_source = tree.with_endpoints(endpoints_of(tree, known)).by_source()
     target = Endpoint(known["host-0"], "/data/target")
     queues = [
-        SendQueue(Route(source, target, Link("ssh"), None, tree.kind), deque(split(entries, 1)))  # type: ignore[arg-type]
+        SendQueue(StreamRoute(source, target, Link("ssh"), None, tree.kind), deque(split(entries, 1)))  # type: ignore[arg-type]
         for source, entries in by_source
     ]
     lines = moved = 0
@@ -225,7 +225,7 @@ def plan(path: Path, hosts: int) -> dict[str, Any]:
     try:
         pool.prepare()
         snapshot = Snapshot(1, time.time(), views, (view,))
-        found = make_plan(fleet, pool, snapshot, Request("r", "target", mode="warm"))
+        found = make_plan(pool, snapshot, Request("r", "target", mode="warm"))
     finally:
         pool.close()
     lines, shape, size = describe(found), found.shape, found.estimate.checkpoint_bytes

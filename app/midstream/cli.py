@@ -153,7 +153,7 @@ def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Outp
         return _screen(options)
     fleet = _with_rented(_load_fleet(options), options)
     if (fleet.has_slices or fleet.has_pods) and not _needs_no_slices(options):
-        from midstream.headless.fleet.target_creation import with_target
+        from midstream.headless.target_creation import with_target
 
         fleet = with_target(fleet, options, output, engine)
     from midstream import headless
@@ -222,7 +222,7 @@ def _on_slices(
     mode: Callable[..., int], fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], output: Output
 ) -> int:
     """Run a mode; if it fails, report or delete a slice, or pods, created for it."""
-    from midstream.headless.fleet.target_creation import settle_unused
+    from midstream.headless.target_creation import settle_unused
 
     code = int(Exit.FAILED)
     try:
@@ -349,7 +349,7 @@ def _screen_fleet(options: argparse.Namespace) -> Fleet:
     _needs_a_terminal()
     if not fleet.has_slices:
         return fleet
-    from midstream.headless.fleet.target_creation import with_target
+    from midstream.headless.target_creation import with_target
     from midstream.output import Output
 
     return with_target(fleet, options, Output(False))

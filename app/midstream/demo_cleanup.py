@@ -59,21 +59,20 @@ class CleanupProcess:
         os.environ.pop(MARK, None)
 
 
-def end_processes(fleet: Fleet, hosts: HostPool, root: Path, report: Callable[[str], None], spare: set[int]) -> None:
+def end_processes(hosts: HostPool, root: Path, report: Callable[[str], None], spare: set[int]) -> None:
     """End the demo's processes except the pids ``spare``: no process of it then runs.
 
     Migration processes end first, runs are saved and stopped, and the remaining processes are killed. An interrupted
     migration can be continued.
 
     Args:
-        fleet: The demo's fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         root: Directory of the demo, by which its processes are found.
         report: Receives the progress.
         spare: Pids that are not killed.
     """
-    _end_migrations(fleet, report)
-    _stop_runs(fleet, hosts, report)
+    _end_migrations(hosts.fleet, report)
+    _stop_runs(hosts, report)
     quiet = 0
     while quiet < QUIET_POLLS:
         found = [pid for pid in marked_processes(root) if pid not in spare]
@@ -96,9 +95,9 @@ def _end_migrations(fleet: Fleet, report: Callable[[str], None]) -> None:
             time.sleep(POLL_INTERVAL)
 
 
-def running_engines(fleet: Fleet, hosts: HostPool) -> Iterator[tuple[str, str, int]]:
+def running_engines(hosts: HostPool) -> Iterator[tuple[str, str, int]]:
     """Yield (host, run, attempt) of every running engine."""
-    for name in fleet.hosts:
+    for name in hosts.fleet.hosts:
         host = hosts.get(name)
         for run_id in host.call(run_state.list_runs)(root=host.root):
             attempt = host.call(run_state.running_attempt)(root=host.root, run_id=run_id)
@@ -106,12 +105,12 @@ def running_engines(fleet: Fleet, hosts: HostPool) -> Iterator[tuple[str, str, i
                 yield name, run_id, attempt
 
 
-def _stop_runs(fleet: Fleet, hosts: HostPool, report: Callable[[str], None]) -> None:
+def _stop_runs(hosts: HostPool, report: Callable[[str], None]) -> None:
     """Request every engine to save and exit; kill those that exceed `SAVE_TIMEOUT`."""
     signalled: set[tuple[str, str, int]] = set()
     deadline = time.monotonic() + SAVE_TIMEOUT
     try:
-        while left := list(running_engines(fleet, hosts)):
+        while left := list(running_engines(hosts)):
             late = time.monotonic() > deadline
             for name, run_id, attempt in left:
                 if late or (name, run_id, attempt) not in signalled:
@@ -161,7 +160,7 @@ def main() -> int:
     fleet = load_fleet(root / "fleet.yaml")
     hosts = HostPool(fleet)
     try:
-        end_processes(fleet, hosts, root, lambda line: print(line, flush=True), set())
+        end_processes(hosts, root, lambda line: print(line, flush=True), set())
     except MidstreamError as error:
         print(f"midstream: {error}", flush=True)
         return int(error.code)

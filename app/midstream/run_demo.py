@@ -87,7 +87,7 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
     from midstream.tui.run_tui import run_tui
 
     with _demo_fleet(claim(output.message), output) as (fleet, hosts):
-        _ensure_running(fleet, hosts, output, verbose=options.verbose)
+        _ensure_running(hosts, output, verbose=options.verbose)
         display = {"readonly": options.readonly, "ascii_only": options.ascii}
         ended = run_tui(UnopenedFleet(fleet.path, lambda: hosts), **display, start_run=RUN, demo=True)
         if ended.code < SIGNALLED:
@@ -112,7 +112,7 @@ def _demo_fleet(directory: DemoDirectory, output: Output) -> Iterator[tuple[Flee
         yield fleet, hosts
     finally:
         directory.ending()
-        end_processes(fleet, hosts, directory.root, report, {cleanup.pid})
+        end_processes(hosts, directory.root, report, {cleanup.pid})
         hosts.close()
         cleanup.dismiss()
         directory.release()
@@ -120,7 +120,7 @@ def _demo_fleet(directory: DemoDirectory, output: Output) -> Iterator[tuple[Flee
 
 def _end_migrations(fleet: Fleet, chosen: str, output: Output) -> None:
     """Finish running migrations, or roll them back if ``chosen`` says so."""
-    from midstream.headless.migration.migrate_run import follow
+    from midstream.headless.migrate_run import follow
     from midstream.migrate import migration_process
     from midstream.migrate.journal import migration_state
     from midstream.migrate.journal.migration_directory import MigrationDirectory, list_migrations
@@ -158,17 +158,19 @@ def _continue_migration(fleet: Fleet, output: Output) -> bool:
     return False
 
 
-def _ensure_running(fleet: Fleet, hosts: HostPool, output: Output, *, verbose: bool) -> None:
+def _ensure_running(hosts: HostPool, output: Output, *, verbose: bool) -> None:
     """Start the run, or continue its newest copy; a finished run is deleted first.
 
     An interrupted migration is continued instead and starts the run.
     """
     from midstream.demo_cleanup import running_engines
+    from midstream.launch.launch_request import LaunchRequest
     from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
     from midstream_core import records
 
-    if _continue_migration(fleet, output) or any(True for _ in running_engines(fleet, hosts)):
+    fleet = hosts.fleet
+    if _continue_migration(fleet, output) or any(True for _ in running_engines(hosts)):
         return
     target, epoch = "small", 0
     for name in fleet.hosts:
@@ -185,7 +187,7 @@ def _ensure_running(fleet: Fleet, hosts: HostPool, output: Output, *, verbose: b
         if fence and fence.epoch > epoch:
             target, epoch = fence.owner, fence.epoch
     output.message(f"starting a small GPT-2 on {target} ({shipped(CONFIG)})")
-    launch_run(hosts, fleet, target, shipped(CONFIG), RUN, (), say=reporter(output, verbose=verbose))
+    launch_run(hosts, LaunchRequest(target, str(shipped(CONFIG)), RUN), reporter(output, verbose=verbose))
 
 
 # ----------------------------------------------------------------------------------------------- without a screen
@@ -198,7 +200,8 @@ def _headless(output: Output, *, verbose: bool) -> int:
     """
     from midstream.demo_directory import claim_at, default_root
     from midstream.flags import parser
-    from midstream.headless.migration.migrate_run import migrate
+    from midstream.headless.migrate_run import migrate
+    from midstream.launch.launch_request import LaunchRequest
     from midstream.launch.launch_run import launch_run
     from midstream.launch.progress_line import reporter
     from midstream.watch.watcher import Watcher
@@ -209,7 +212,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
     try:
         with _demo_fleet(claim_at(root), output) as (fleet, hosts):
             output.message(f"launching {run_id} on small (2 devices)")
-            attempt = launch_run(hosts, fleet, "small", CONFIG, run_id, (), say=reporter(output, verbose=verbose))
+            attempt = launch_run(hosts, LaunchRequest("small", CONFIG, run_id), reporter(output, verbose=verbose))
             output.event(LaunchedEvent(run=run_id, target="small", attempt=attempt.number))
             _wait_for_step(Watcher(fleet, hosts, interval=0.5), run_id, MIGRATE_AFTER, output)
             flags = parser().parse_args(

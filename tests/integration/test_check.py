@@ -15,7 +15,7 @@ from midstream.check.doctor import doctor
 from midstream.check.host_checks import check_host
 from midstream.check.target_checks import check_target, clock_skew
 from midstream.compare.compiler import engine_and_packages
-from midstream.compare.estimate import Estimate, Memory, cache_file, store
+from midstream.compare.estimate import Memory, StepEstimate, cache_file, store
 from midstream.compare.subject import of_config
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
 from midstream.fleet.fleet_file import parse_fleet
@@ -45,7 +45,7 @@ def test_check_of_host_pair_compares_accelerators(lab: Lab) -> None:
     for devices, state in ((2, PASS), (4, FAIL)):
         fleet = Fleet({"a": a.config, "b": replace(b.config, devices=devices)}, pair)
         hosts = HostPool(fleet)
-        found = list(check_target(fleet, hosts, fleet.target("pair")))
+        found = list(check_target(hosts, fleet.target("pair")))
         assert abs(clock_skew(hosts.get("a"))) < 0.5, "the same machine has the same clock"
         hosts.close()
         shared = by_name(found)
@@ -103,7 +103,7 @@ def test_step_is_compiled_for_target_that_is_busy_or_unreachable(lab: Lab, tmp_p
     subject = of_config(TINY, ())
     store(
         cache_file(engine_and_packages(), subject.config, subject.overrides, accelerators),
-        Estimate(
+        StepEstimate(
             "estimate", accelerators.name, True, False, 8, 2, 90 << 30, 1.0, 1, "H100", 80 << 30, 1, 1, 32, 1024, 10,
             2, 16, Memory(50 << 30, 1, 1), 1.0, 0.8, 1.3,
         ),
@@ -215,7 +215,7 @@ def test_check_lists_the_bucket_of_a_store(tmp_path: Path, monkeypatch: pytest.M
             ("s3://rusn/ours", WARN, "this machine cannot list s3://rusn/ours: there is no bucket rusn"),
         ):
             fleet = parse_fleet(f"hosts:\n  here: {{type: local, root: {tmp_path}, store: '{url}'}}\n")
-            found = by_name(list(check_target(fleet, HostPool(fleet), fleet.target("here"))), "here")["bucket"]
+            found = by_name(list(check_target(HostPool(fleet), fleet.target("here"))), "here")["bucket"]
             assert (found.state, found.detail) == (state, detail)
 
 

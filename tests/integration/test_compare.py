@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from midstream.compare.compiler import BESIDE, engine_and_packages
-from midstream.compare.estimate import Estimate, Memory, cache_file, store
+from midstream.compare.estimate import Memory, StepEstimate, cache_file, store
 from midstream_core import records
 from midstream_core.accelerator_types import parse
 from simulators.sshd import Lab
@@ -120,7 +120,7 @@ def store_estimate(name: str, seconds: float) -> None:
     accelerators = parse(name)
     assert accelerators is not None
     flags = ("--data.tokenizer", "ids:50304")
-    found = Estimate(
+    found = StepEstimate(
         "estimate", name, True, True, 4, 8, None, 60.0, accelerators.devices, accelerators.kind, 16 << 30, 1, 1, 64,
         2048, 1000, 4, 1, Memory(8 << 30, 1, 1), seconds, seconds * 0.8, seconds * 1.2,
     )  # fmt: skip

@@ -86,6 +86,9 @@ class SimulatedHost:
         other.connect()
         return other
 
+    def shell_line(self, command: str) -> str:
+        return command
+
     def close(self) -> None:
         self._connected = False
 
@@ -217,6 +220,9 @@ class SimulatedProgram:
     def stderr_text(self) -> str:
         return "" if self.process is None else self.process.errors.decode(errors="replace")
 
+    def shell_line(self, command: str) -> str:
+        return command
+
     def close(self) -> None:
         self._closed = True
         self.input.close()
@@ -242,6 +248,9 @@ class _Writer:
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+    def shell_line(self, command: str) -> str:
+        return command
 
     def close(self) -> None:
         self._program.input.close()

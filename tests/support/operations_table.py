@@ -61,7 +61,7 @@ OPERATIONS = (
     ),
     Operation("checkpoints", "--checkpoints", "run:view :checkpoints", "watch.snapshot:RunView"),
     Operation("log", "--log --process --search --follow", "fleet:log run:process run:full_log log:find log:only "
-              "log:follow :log", "watch.host_log:"),
+              "log:follow :log", "operations.run_log:RunLog"),
     Operation(
         "curves", "--metrics --plot --metric --x-axis --x-range --y-range --log-x --log-y --smoothing",
         "curve:export run:metric run:metrics run:axis run:log_x run:log_y run:y_range run:smooth run:smoothing_factor "

@@ -14,15 +14,15 @@ from midstream.compare.baseline import baseline
 from midstream.compare.calibration import Calibration, Pair
 from midstream.compare.candidates import Candidate, candidates, parse_prices, seen_accelerators
 from midstream.compare.compare import compare
-from midstream.compare.comparison import Row, ordered, row
+from midstream.compare.comparison import ComparisonRow, ordered, row
 from midstream.compare.compiler import Compilers
 from midstream.compare.device_names import accelerators_of_devices
-from midstream.compare.estimate import Estimate, Memory, Range
+from midstream.compare.estimate import Memory, Range, StepEstimate
 from midstream.compare.subject import PresentRun, Subject
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.headless.runs.compare_accelerators import is_config, text
+from midstream.headless.compare_accelerators import is_config, text
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import Reporter
 from midstream.watch.known_devices import devices_file, remember_devices
@@ -37,7 +37,7 @@ targets:
   rented: {type: tpu, project: p, zone: z, accelerator_type: v5litepod-16, runtime_version: r, price_per_hour: 19.2}
   cube: {type: tpu, project: p, zone: z, accelerator_type: v5p, topology: 2x2x2, runtime_version: r}
 """
-ESTIMATE = Estimate(
+ESTIMATE = StepEstimate(
     "estimate", "v5e-16", fits=True, fits_as_configured=True, configured=4, largest=8, needed=None,
     compile_seconds=60.0, devices=16, device_kind="TPU v5 lite", device_memory=16 << 30, parameters=10,
     state_bytes=100, batch=64, tokens=1000, steps=2000, per_device_parallelism=4,
@@ -255,7 +255,7 @@ def test_order_is_by_cost_where_all_have_a_price_else_by_time() -> None:
     cheap = row(what, Candidate("cheap", known("v5e-16"), price=1.0), ESTIMATE, None)
     dear = row(what, Candidate("dear", known("v5p-8"), price=9.0), fast, None)
     small = row(what, Candidate("small", known("v5e-1")), replace(ESTIMATE, fits=False, step_seconds=None), None)
-    broken = Row(Candidate("broken", known("v6e-1")), error="the compiler failed")
+    broken = ComparisonRow(Candidate("broken", known("v6e-1")), error="the compiler failed")
     names = [each.candidate.name for each in ordered([broken, small, dear, cheap])]
     assert names == ["cheap", "dear", "small", "broken"]
     free = replace(cheap, candidate=replace(cheap.candidate, price=None))

@@ -13,7 +13,7 @@ from midstream.costs.cost_report import CostReport, make_report, shifted
 from midstream.costs.prices import Prices
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.headless.fleet.show_costs import text
+from midstream.headless.show_costs import text
 from midstream_host.runs.run_times import HostTimes, ProcessTimes
 from support.tui import prepared_migrations
 

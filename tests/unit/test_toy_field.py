@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.headless.fleet.status import _condition
+from midstream.headless.status import _condition
 from midstream.listing import fleet_fields
 from midstream.listing.field_type import Field
 from midstream.listing.filter_error import FilterError

@@ -118,15 +118,15 @@ def _settings(chart: Chart) -> str:
 
 def _legend(chart: Chart) -> list[tuple[int, float, Line]]:
     """Return (row, x, line) of each entry, one for each name."""
-    found: list[tuple[int, float, Line]] = []
+    legend: list[tuple[int, float, Line]] = []
     row, at = 0, float(LEFT)
     for line in {line.name: line for line in chart.lines}.values():
         width = 40 + CHARACTER * len(line.name)
         if at + width > WIDTH - RIGHT and at > LEFT:
             row, at = row + 1, float(LEFT)
-        found.append((row, at, line))
+        legend.append((row, at, line))
         at += width
-    return found
+    return legend
 
 
 def _axes(chart: Chart, plot: _Plot) -> Iterator[Shape]:

@@ -13,24 +13,24 @@ from midstream.watch.snapshot import RunView
 
 def lines_of(runs: Sequence[RunView], metric: str, axis: str) -> list[Line]:
     """Return the lines of a metric: of one run by attempt, of several runs by run."""
-    found: list[Line] = []
+    lines: list[Line] = []
     for number, run in enumerate(runs):
         parts: dict[int, tuple[array[float], array[float]]] = {}
         for attempt, x, y in blocks(run.curve, 0, len(run.curve), metric, axis):
             if not len(x):
                 continue
-            known = parts.setdefault(attempt, (array("d"), array("d")))
-            known[0].extend(x)
-            known[1].extend(y)
+            points = parts.setdefault(attempt, (array("d"), array("d")))
+            points[0].extend(x)
+            points[1].extend(y)
         if len(runs) == 1:
             names = _attempt_names(run)
-            found += [
+            lines += [
                 Line(names.get(attempt, f"attempt {attempt}"), x, y, run.run_id, attempt, index)
                 for index, (attempt, (x, y)) in enumerate(parts.items())
             ]
         else:
-            found += [Line(run.run_id, x, y, run.run_id, attempt, number) for attempt, (x, y) in parts.items()]
-    return found
+            lines += [Line(run.run_id, x, y, run.run_id, attempt, number) for attempt, (x, y) in parts.items()]
+    return lines
 
 
 def metric_names(runs: Sequence[RunView]) -> list[str]:

@@ -15,14 +15,13 @@ from midstream_host.runs.writers import Writer
 from midstream_host.verify import tree
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host import Host
     from midstream.hosts.host_pool import HostPool
     from midstream.providers.provider import Slice
 
 
 @dataclass(frozen=True)
-class Leftover:
+class FoundLeftover:
     """A file or directory that no process needs.
 
     ``kept`` is why it may not be removed; empty if it may.
@@ -42,7 +41,7 @@ class Leftover:
         """Outcome of the removal, or why the leftover stays."""
         return "removed" if self.removed else f"kept: {self.kept}" if self.kept else ""
 
-    def is_as(self, listed: Leftover) -> bool:
+    def is_as(self, listed: FoundLeftover) -> bool:
         """Return whether it is the one that was listed, unchanged."""
         return self == replace(listed, kept=self.kept, removed=self.removed)
 
@@ -99,11 +98,11 @@ class SliceProblem:
     message: str
 
 
-AnyLeftover = Leftover | Skipped | SliceLeftover | SliceProblem
+AnyLeftover = FoundLeftover | Skipped | SliceLeftover | SliceProblem
 
 
 @dataclass(frozen=True)
-class Examined:
+class ExaminedHost:
     """A host whose runs are about to be examined."""
 
     host: str
@@ -111,20 +110,18 @@ class Examined:
 
 
 def find_leftovers(
-    fleet: Fleet,
     hosts: HostPool,
     run_id: str = "",
     *,
     remove: bool = False,
     agreed: Collection[AnyLeftover] | None = None,
-) -> Iterator[Leftover | Skipped | Examined]:
+) -> Iterator[FoundLeftover | Skipped | ExaminedHost]:
     """Yield the leftovers of one run, or of all, on every host that answers.
 
     With ``remove``, remove them. Consent covers what was shown: of the others, and of what has changed, nothing is.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         run_id: The run; empty for all.
         remove: Remove what may be removed.
         agreed: The leftovers that were listed and agreed to; None: all that are found.
@@ -132,6 +129,7 @@ def find_leftovers(
     Raises:
         DamagedError: The records of ``run_id`` are damaged on a host that may own it.
     """
+    fleet = hosts.fleet
     known: dict[str, list[str]] = {}  # run -> hosts that show it
     stores: dict[tuple[str, str], None] = {}  # run, URL of its checkpoints
     damaged: dict[str, DamagedError] = {}  # of the run that is named, by host
@@ -145,7 +143,7 @@ def find_leftovers(
             unreachable.append(name)
             yield Skipped(name, "", error)
             continue
-        yield Examined(name, tuple(runs))
+        yield ExaminedHost(name, tuple(runs))
         for each in runs:
             if run_id and each != run_id:
                 continue
@@ -159,14 +157,14 @@ def find_leftovers(
                     damaged[name] = error
                 yield Skipped(name, each, error)
     if damaged:
-        _refuse_owners_damage(fleet, hosts, run_id, known[run_id], damaged)
+        _refuse_owners_damage(hosts, run_id, known[run_id], damaged)
     unknown = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)] if stores else []
     for each, store in stores:
-        yield from _in_bucket(fleet, hosts, each, store, known[each], unknown, remove, agreed)
+        yield from _in_bucket(hosts, each, store, known[each], unknown, remove, agreed)
 
 
 def _refuse_owners_damage(
-    fleet: Fleet, hosts: HostPool, run_id: str, names: Collection[str], damaged: Mapping[str, DamagedError]
+    hosts: HostPool, run_id: str, names: Collection[str], damaged: Mapping[str, DamagedError]
 ) -> None:
     """Raise the error of a host whose damaged records may be those of the run's owner.
 
@@ -178,34 +176,34 @@ def _refuse_owners_damage(
     for name in names:
         host = hosts.lookup(name)
         try:
-            found = host.call(run_state.owner_records)(root=host.root, run_id=run_id)
+            owner_records = host.call(run_state.owner_records)(root=host.root, run_id=run_id)
         except HostError as error:
             raise damaged.get(name, error) from None
-        copies.append(HostCopy(name, found.fence, found.ownership))
-    judgement = OwnerJudge(fleet).judge(run_id, copies)
+        copies.append(HostCopy(name, owner_records.fence, owner_records.ownership))
+    judgement = OwnerJudge(hosts.fleet).judge(run_id, copies)
     for name, error in damaged.items():
         if judgement.chain is None or name in judgement.owner_hosts:
             raise error
 
 
-def kept_unless_agreed(found: Leftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
+def kept_unless_agreed(found: FoundLeftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
     """Return why a leftover may not be removed: its own reason, or no agreement."""
     if found.kept or agreed is None:
         return found.kept
     same = (
-        isinstance(each, Leftover) and found.is_as(each)
-        if isinstance(found, Leftover)
+        isinstance(each, FoundLeftover) and found.is_as(each)
+        if isinstance(found, FoundLeftover)
         else isinstance(each, SliceLeftover) and found.is_as(each)
         for each in agreed
     )
     return "" if any(same) else CHANGED
 
 
-def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[Leftover]:
+def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[FoundLeftover]:
     entries = host.call(remote_leftovers.leftovers)(root=host.root, run_id=run_id)
     found = [
-        Leftover(host.name, run_id, each.path, each.kind, each.bytes, each.kept, changed=each.changed)
-        for each in entries
+        FoundLeftover(host.name, run_id, entry.path, entry.kind, entry.bytes, entry.kept, changed=entry.changed)
+        for entry in entries
     ]
     if remove:
         found = [replace(each, kept=kept_unless_agreed(each, agreed)) for each in found]
@@ -219,7 +217,6 @@ def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftov
 
 
 def _in_bucket(
-    fleet: Fleet,
     hosts: HostPool,
     run_id: str,
     store: str,
@@ -227,7 +224,7 @@ def _in_bucket(
     unreachable: list[str],
     remove: bool,
     agreed: Collection[AnyLeftover] | None,
-) -> Iterator[Leftover | Skipped]:
+) -> Iterator[FoundLeftover | Skipped]:
     """Yield the leftovers in a run's bucket, which all hosts of the run may write to."""
     from midstream.stores.bucket_access import access_for
     from midstream.stores.bucket_run import BucketRun
@@ -242,9 +239,9 @@ def _in_bucket(
         except HostError as error:
             unreachable.append(name)
             yield Skipped(name, run_id, error)
-    bucket_run = BucketRun(store, run_id, access_for(fleet, store))
+    bucket_run = BucketRun(store, run_id, access_for(hosts.fleet, store))
     for entry in bucket_run.leftovers(BucketWriters(reports, unreachable)):
-        found = Leftover(names[0], run_id, **entry)
+        found = FoundLeftover(names[0], run_id, **entry)
         if remove:
             found = replace(found, kept=kept_unless_agreed(found, agreed))
         if remove and not found.kept:

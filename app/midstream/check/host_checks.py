@@ -143,7 +143,7 @@ def check_python(host: Host, config: HostConfig, survey: Survey) -> Check:
         if parts is None:
             detail = f"{config.python} prints no version: {found.output.strip()[:60]!r}"
             return Check("python", FAIL, detail, "correct python: in the fleet file", host.name)
-        version = tuple(int(part) for part in parts.groups())
+        version = tuple(int(group) for group in parts.groups())
         words = f"{'.'.join(map(str, version))} ({config.python})"
         return judge("python", version >= MINIMUM, words, "the engine needs 3.11 or newer: name another", host.name)
     found = survey.interpreters

@@ -10,33 +10,30 @@ from collections.abc import Iterator
 from midstream.check.check_result import FAIL, OWNERSHIP, PASS, WARN, Check
 from midstream.check.target_checks import check_target
 from midstream.errors import MidstreamError
-from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import check_launch
 
 
-def check_request(fleet: Fleet, hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
+def check_request(hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
     """Yield the checks of a launch one after the other, without effects on the run.
 
     The last check is named ``run``; the run's id is the first word of its ``detail``.
     """
     try:
-        target = fleet.target(request.target)
+        target = hosts.fleet.target(request.target)
     except MidstreamError as error:
         yield Check("target", FAIL, error.message, error.hint)
         return
     failed = False
-    for check in check_target(fleet, hosts, target):
+    for check in check_target(hosts, target):
         failed = failed or check.state == FAIL
         yield check
     if failed:
         return
     notes: list[str] = []
     try:
-        checked = check_launch(
-            hosts, fleet, request.target, request.config, request.run_id, request.overrides, notes.append
-        )
+        checked = check_launch(hosts, request, notes.append)
     except MidstreamError as error:
         yield Check("run", FAIL, error.message, error.hint)
         return

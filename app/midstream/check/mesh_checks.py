@@ -27,7 +27,7 @@ def check_together(
     Args:
         fleet: The fleet.
         target: The target.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         surveys: Surveys of its hosts, by host.
         skews: Clock of each host minus this machine's, in seconds, by host.
     """

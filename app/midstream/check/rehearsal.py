@@ -9,7 +9,7 @@ from typing import Literal
 
 from midstream.check.check_result import FAIL, PASS, Check
 from midstream.errors import HostError, MidstreamError, RemoteError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Target
 from midstream.hosts.container_command import in_container
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.result_checks import printed_value
@@ -49,7 +49,6 @@ class _Rehearsal:
 
 
 def rehearse(
-    fleet: Fleet,
     hosts: HostPool,
     target: Target,
     config_path: str | Path,
@@ -61,8 +60,7 @@ def rehearse(
     Engine and environment are installed first. Writes engines, environments and the compile cache, and no run.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         target: The target.
         config_path: The config.
         overrides: Flags for the engine.
@@ -70,18 +68,17 @@ def rehearse(
     """
     text = read_config(config_path)
     try:
-        prepared = prepare_target(hosts, fleet, target, say)
+        prepared = prepare_target(hosts, target, say)
     except (MidstreamError, HostError) as error:
         yield Check("environment", FAIL, error.message, error.hint)
         return
     for name, ready in prepared.items():
         yield Check("environment", PASS, f"{ready.environment.python} ({ready.environment.how})", host=name)
-        yield _one(hosts, fleet, target, name, text, ready.engine.directory, ready.environment.python, overrides)
+        yield _one(hosts, target, name, text, ready.engine.directory, ready.environment.python, overrides)
 
 
 def _one(
     hosts: HostPool,
-    fleet: Fleet,
     target: Target,
     name: str,
     text: str,
@@ -89,7 +86,7 @@ def _one(
     python: str,
     overrides: Sequence[str],
 ) -> Check:
-    host, config = hosts.get(name), fleet.config_of(target, name)
+    host, config = hosts.get(name), hosts.fleet.config_of(target, name)
     env = engine_environment(host.root, config, engine, Launch("rehearsal", target.name), 0)
     command = [python, "-P", "-m", MODULE, "--config_path", "{config}", "--trainer.root", host.root, *overrides]
     answer = host.call(checks.rehearse, timeout=COMPILE_TIMEOUT + 60)(

@@ -37,9 +37,9 @@ def find_slice_leftovers(
     """
     if not (fleet.has_slices or fleet.google.projects):
         return
-    found = fleet_slices.list_slices(fleet)
+    slices = fleet_slices.list_slices(fleet)
     named = {fleet_slices.slice_path(name, target) for name, target in fleet.slices.items()}
-    for each in found.slices:
+    for each in slices.slices:
         ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED) and not each.stopped
         if not each.ours or (each.path in named and not ended):
             continue
@@ -51,4 +51,4 @@ def find_slice_leftovers(
             fleet_slices.delete(fleet, each.path, report)
             leftover = replace(leftover, removed=True)
         yield leftover
-    yield from map(SliceProblem, found.problems)
+    yield from map(SliceProblem, slices.problems)

@@ -40,20 +40,24 @@ def check_commands(host: Host) -> Iterator[Check]:
 def check_allocation(host: Host, config: HostConfig, name: str, target: SlurmTarget) -> Iterator[Check]:
     """Check that SLURM accepts the flags, and that packages fit the requested devices."""
     try:
-        found = query_allocation(host, name, target)
+        allocation = query_allocation(host, name, target)
     except LaunchError as error:
         yield Check("allocation", FAIL, error.message.removeprefix(f"{host.name}: "), error.hint, host.name)
         return
-    wait = max(0.0, found.starts - time.time())
+    wait = max(0.0, allocation.starts - time.time())
     start = "now" if wait < 60 else f"in about {wait / 60:.0f} min"
-    yield Check("allocation", PASS, f"would start {start} on {found.nodes} ({found.partition})", host=host.name)
-    yield _time_limit(host, target, found)
+    yield Check(
+        "allocation", PASS, f"would start {start} on {allocation.nodes} ({allocation.partition})", host=host.name
+    )
+    yield _time_limit(host, target, allocation)
     try:
-        requested = requested_devices(name, target, config, found)
+        requested = requested_devices(name, target, config, allocation)
     except UsageError as error:
         yield Check("devices", WARN, f"{error.message}; no run can be migrated there", error.hint, host.name)
         return
-    granted = f"; SLURM would grant {count(found.count, 'node')}" if found.count not in (0, requested.nodes) else ""
+    granted = (
+        f"; SLURM would grant {count(allocation.count, 'node')}" if allocation.count not in (0, requested.nodes) else ""
+    )
     yield Check("devices", WARN if granted else PASS, requested.describe() + granted, host=host.name)
     if config.devices is None and config.python is None and config.variant in (None, "cpu"):
         yield Check(

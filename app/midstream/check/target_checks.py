@@ -29,11 +29,12 @@ CLOCK_LIMIT = 256  # bytes of a time as text
 SURVEY_TIMEOUT = 120.0  # seconds for a target to survey itself
 
 
-def check_target(fleet: Fleet, hosts: HostPool, target: Target) -> Iterator[Check]:
+def check_target(hosts: HostPool, target: Target) -> Iterator[Check]:
     """Yield the checks of a target one after the other.
 
     The only side effect is a token file that is removed again.
     """
+    fleet = hosts.fleet
     members = [hosts.lookup(name) for name in target.hosts]
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         reached = list(pool.map(reach, members))

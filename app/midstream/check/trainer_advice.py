@@ -40,13 +40,13 @@ def advise(hosts: HostPool, run: RunView) -> Iterator[Check]:
     yield Check("trainer", PASS, f"{trainer.trainer}, {number}, state {run.state}")
     yield _stop(trainer)
     try:
-        found = host.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
+        newest = host.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
             root=host.root, run_id=run.run_id, ranks=ranks, words=list(WORDS)
         )
     except RemoteError as error:
         yield Check("checkpoint", FAIL, error.message, f"midstream --checkpoints {run.run_id}")
         return
-    yield from _stored(trainer, found, ranks)
+    yield from _stored(trainer, newest, ranks)
     yield from _metrics(trainer, run)
     if trainer.batch.kept_by == FIXED:
         yield Check(

@@ -75,15 +75,15 @@ def read_pairs() -> list[Pair]:
         lines = calibration_file().read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for line in lines:
         try:
             pair = printed_value(HERE, FILE, Pair, line)
         except RemoteError:
             continue
         if pair.estimated > 0 and pair.measured > 0:
-            found.append(pair)
-    return found
+            pairs.append(pair)
+    return pairs
 
 
 def remember(new: Iterable[Pair]) -> list[Pair]:

@@ -161,10 +161,10 @@ def parse_prices(text: str) -> dict[str, float]:
     Raises:
         UsageError: It is malformed.
     """
-    found: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    prices: dict[str, float] = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
         name, _, price = part.rpartition("=")
         if not name or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", price):
             raise UsageError(f"--price {part!r} is malformed", "NAME=PRICE of an hour: v5e-16=19.2,h100x8=24")
-        found[name] = float(price)
-    return found
+        prices[name] = float(price)
+    return prices

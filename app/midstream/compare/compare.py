@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream.compare.calibration import Pair, calibration, remember
 from midstream.compare.candidates import Candidate, accelerators_of_target
-from midstream.compare.comparison import Row, row
+from midstream.compare.comparison import ComparisonRow, row
 from midstream.compare.compiler import Compilers, known_estimate
 from midstream.compare.device_names import accelerators_of_devices
 from midstream.compare.subject import Subject
@@ -20,7 +20,9 @@ from midstream.migrate.planning.measured_rates import PastMigration, past_migrat
 from midstream_core.accelerator_types import AcceleratorType
 
 
-def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], compilers: Compilers) -> Iterator[Row]:
+def compare(
+    fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], compilers: Compilers
+) -> Iterator[ComparisonRow]:
     """Yield a row for each candidate, in their order.
 
     A candidate that cannot be compiled for has a row with the error; the others are still compared.
@@ -34,7 +36,7 @@ def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], com
     migrations = past_migrations() if subject.run is not None else []
     for candidate in candidates:
         if candidate.problem:
-            yield Row(candidate, error=candidate.problem)
+            yield ComparisonRow(candidate, error=candidate.problem)
             continue
         try:
             estimate = compilers.estimate(subject.config, subject.overrides, candidate.accelerators)
@@ -42,7 +44,7 @@ def compare(fleet: Fleet, subject: Subject, candidates: Sequence[Candidate], com
             raise
         except MidstreamError as error:
             message = error.message.removeprefix(f"{candidate.accelerators.name}: ")
-            yield Row(candidate, error=message + (f" ({error.hint})" if error.hint else ""))
+            yield ComparisonRow(candidate, error=message + (f" ({error.hint})" if error.hint else ""))
             continue
         pairs = remember(measured_pairs(fleet, subject, migrations))
         yield row(subject, candidate, estimate, calibration(pairs, candidate.accelerators.kind), migrations)
@@ -54,9 +56,9 @@ def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigr
     if run is None:
         return
     measured: list[tuple[AcceleratorType | None, float]] = [(accelerators_of_devices(run.kinds), run.step_seconds)]
-    for one in migrations:
-        if one.run_id == run.run_id and one.rehearsed_step_seconds > 0:
-            measured.append((_accelerators_of_host(fleet, one.target), one.rehearsed_step_seconds))
+    for migration in migrations:
+        if migration.run_id == run.run_id and migration.rehearsed_step_seconds > 0:
+            measured.append((_accelerators_of_host(fleet, migration.target), migration.rehearsed_step_seconds))
     for accelerators, seconds in measured:
         known = known_estimate(subject.config, subject.overrides, accelerators) if accelerators and seconds else None
         if accelerators is not None and known is not None and known.step_seconds:

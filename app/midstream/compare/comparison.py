@@ -9,7 +9,7 @@ from typing import Any
 
 from midstream.compare.calibration import Calibration
 from midstream.compare.candidates import Candidate
-from midstream.compare.estimate import Estimate, Range
+from midstream.compare.estimate import Range, StepEstimate
 from midstream.compare.subject import PresentRun, Subject
 from midstream.json_events.comparison_events import CandidateEvent
 from midstream.migrate.journal import cost
@@ -29,11 +29,11 @@ class EstimatedMigration:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One candidate. ``error`` says why there is no estimate."""
 
     candidate: Candidate
-    estimate: Estimate | None = None
+    estimate: StepEstimate | None = None
     error: str = ""
     step: Range | None = None  # seconds
     steps_left: int = 0
@@ -58,9 +58,9 @@ class Row:
         """Price of the time to the end, with that of the migration where it is known."""
         if self.remaining is None or self.candidate.price is None:
             return None
-        found = self.remaining.times(self.candidate.price / HOUR)
+        cost = self.remaining.times(self.candidate.price / HOUR)
         extra = self.migration.cost.migration if self.migration and self.migration.cost else 0.0
-        return Range(found.value + extra, found.low + extra, found.high + extra)
+        return Range(cost.value + extra, cost.low + extra, cost.high + extra)
 
     def event(self) -> CandidateEvent:
         """Return the line of ``--json``."""
@@ -116,10 +116,10 @@ class Row:
 def row(
     subject: Subject,
     candidate: Candidate,
-    estimate: Estimate,
+    estimate: StepEstimate,
     calibration: Calibration | None,
     migrations: Sequence[PastMigration] = (),
-) -> Row:
+) -> ComparisonRow:
     """Return the row of a candidate with an estimate.
 
     Args:
@@ -134,19 +134,19 @@ def row(
         steps = max(0, (subject.run.steps or estimate.steps) - subject.run.step)
     step = estimate.step
     if step is None:
-        return Row(candidate, estimate, steps_left=steps, calibration=calibration)
+        return ComparisonRow(candidate, estimate, steps_left=steps, calibration=calibration)
     if calibration is not None:
         step = calibration.applied(step)
     migration = None
     if subject.run is not None and subject.run.target != candidate.target:
         migration = _migration(subject.run, candidate, estimate, step.value, steps, migrations)
-    return Row(candidate, estimate, "", step, steps, calibration, migration)
+    return ComparisonRow(candidate, estimate, "", step, steps, calibration, migration)
 
 
 def _migration(
     run: PresentRun,
     candidate: Candidate,
-    estimate: Estimate,
+    estimate: StepEstimate,
     step: float,
     steps_left: int,
     migrations: Sequence[PastMigration],
@@ -168,14 +168,14 @@ def _migration(
     return EstimatedMigration(prepared + downtime, downtime, price)
 
 
-def ordered(rows: Sequence[Row]) -> list[Row]:
+def ordered(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
     """Return the rows, those that fit first.
 
     The cheapest is first where all of them have a price, else the fastest.
     """
     priced = all(row.price_to_end is not None for row in rows if row.step is not None)
 
-    def key(row: Row) -> tuple[int, float]:
+    def key(row: ComparisonRow) -> tuple[int, float]:
         if row.step is None or row.remaining is None:
             return (2 if row.error else 1), math.inf
         paid = row.price_to_end

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 
 from midstream.bundled_files import shipped
-from midstream.compare.estimate import WHAT, Estimate, Progress, cache_file, cached, store
+from midstream.compare.estimate import WHAT, CompileProgress, StepEstimate, cache_file, cached, store
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig
 from midstream.format import size
@@ -65,7 +65,7 @@ class Compiler:
         accelerators: AcceleratorType,
         report: Reporter,
         cancel: Event | None = None,
-    ) -> Estimate:
+    ) -> StepEstimate:
         """Compile a configuration's step.
 
         Args:
@@ -121,12 +121,12 @@ class Compiler:
         if end.code:
             why = end.error.removeprefix("midstream: ") or f"exit code {end.code}"
             raise MidstreamError(f"{accelerators.name}: {why}", "--compile-on HOST compiles on another machine")
-        return printed_value(self.host.name, WHAT, Estimate, last)
+        return printed_value(self.host.name, WHAT, StepEstimate, last)
 
     def _state(self, text: str) -> str:
         if '"event": "estimate"' in text:
             return ""
-        line = printed_value(self.host.name, WHAT, Progress, text)
+        line = printed_value(self.host.name, WHAT, CompileProgress, text)
         if line.event == "compiling":
             return f"compiling with {line.per_device_parallelism} at a time"
         return f"{line.per_device_parallelism} at a time: {'does not fit' if line.event == 'refused' else 'fits'}"
@@ -142,7 +142,7 @@ class Compilers:
 
         Args:
             fleet: The fleet.
-            hosts: Connections to its hosts.
+            hosts: Connections to the fleet's hosts.
             compile_on: A host of the fleet file; None: this machine.
             report: Receives the progress.
             cancel: Ends the compilation when it is set.
@@ -151,7 +151,7 @@ class Compilers:
         self._fleet, self._hosts, self._compile_on, self._report = fleet, hosts, compile_on, report
         self._known: dict[str, Compiler] = {}
 
-    def estimate(self, config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> Estimate:
+    def estimate(self, config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> StepEstimate:
         """Return the estimate of a step: cached by an earlier comparison, or compiled.
 
         Raises:
@@ -189,7 +189,7 @@ class Compilers:
         return _installed(host, config, self._report)
 
 
-def known_estimate(config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> Estimate | None:
+def known_estimate(config: str, overrides: Sequence[str], accelerators: AcceleratorType) -> StepEstimate | None:
     """Return the estimate stored by an earlier comparison; None where there is none."""
     return cached(cache_file(engine_and_packages(), config, overrides, accelerators))
 

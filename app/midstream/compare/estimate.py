@@ -49,7 +49,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class StepEstimate:
     """The last line of ``midstream_engine.estimate``.
 
     Fields of the step are None where nothing fits.
@@ -91,7 +91,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Progress:
+class CompileProgress:
     """A line about one program, before the last one."""
 
     event: Literal["compiling", "compiled", "refused"]
@@ -106,15 +106,15 @@ def cache_file(engine: str, config: str, overrides: Sequence[str], accelerators:
     return state_directory() / "compare" / f"{hashlib.sha256(key).hexdigest()}.json"
 
 
-def cached(path: Path) -> Estimate | None:
+def cached(path: Path) -> StepEstimate | None:
     """Return the estimate in a file; None if it is missing or of another version."""
     try:
-        return printed_value("this machine", WHAT, Estimate, path.read_text(encoding="utf-8"))
+        return printed_value("this machine", WHAT, StepEstimate, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, RemoteError):
         return None
 
 
-def store(path: Path, estimate: Estimate) -> None:
+def store(path: Path, estimate: StepEstimate) -> None:
     """Write an estimate for the next comparison."""
     make_directory(path.parent)
     records.write_bytes(str(path), json.dumps(asdict(estimate)).encode())

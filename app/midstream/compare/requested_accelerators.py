@@ -47,11 +47,11 @@ def accelerators_of_job(fleet: Fleet, name: str, config: SlurmTarget) -> Acceler
     if requested.nodes > 1 and count != DEVICES_OF_HOST * requested.nodes and kind != "cpu":
         what = f"{requested.describe()}, and several nodes are compared with {DEVICES_OF_HOST} GPUs each"
         raise UnknownAcceleratorsError(f"--with {name}: {what}", EXAMPLES)
-    found = accelerators_of_devices([kind] * count)
-    if found is None:
+    accelerators = accelerators_of_devices([kind] * count)
+    if accelerators is None:
         what = f"{requested.describe()}, for which there is no compiler here"
         raise UnknownAcceleratorsError(f"--with {name}: {what}", EXAMPLES)
-    return found
+    return accelerators
 
 
 def accelerators_of_pods(target: KubernetesTarget) -> AcceleratorType | None:

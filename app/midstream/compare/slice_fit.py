@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
 from midstream.compare.candidates import Candidate
-from midstream.compare.comparison import Row, row
+from midstream.compare.comparison import ComparisonRow, row
 from midstream.compare.compiler import Compilers
 from midstream.compare.subject import Subject
 from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
-from midstream.fleet.fleet import Fleet
 from midstream.format import size
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import Reporter, reporter_of
@@ -21,15 +20,14 @@ ESTIMATE = "an estimate by the compiler"  # nothing has run there
 
 
 def require_fit(
-    fleet: Fleet, hosts: HostPool, name: str, subject_of: Callable[[], Subject], say: Callable[[str], None]
-) -> Row | None:
+    hosts: HostPool, name: str, subject_of: Callable[[], Subject], say: Callable[[str], None]
+) -> ComparisonRow | None:
     """Refuse a slice that a step cannot fit, before it is created.
 
     Returns the estimate, if there is one.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         name: The target, one whose slice a provider creates. One with virtual devices is not compiled for.
         subject_of: Returns what is compiled.
         say: Receives the progress and the result; a reporter, or a function.
@@ -37,10 +35,10 @@ def require_fit(
     Raises:
         MidstreamError: The step does not fit.
     """
-    target = fleet.slice_of(name)
+    target = hosts.fleet.slice_of(name)
     if target is not None and target.is_virtual:
         return None
-    check, found = slice_fit(fleet, hosts, name, subject_of, reporter_of(say))
+    check, found = slice_fit(hosts, name, subject_of, reporter_of(say))
     if check.state == FAIL:
         raise MidstreamError(f"{name} is not created: {check.detail}", check.hint, Exit.REFUSED)
     say(f"midstream: {name}: {check.detail}" + (f" ({check.hint})" if check.hint else ""))
@@ -48,13 +46,12 @@ def require_fit(
 
 
 def slice_fit(
-    fleet: Fleet, hosts: HostPool, name: str, subject_of: Callable[[], Subject], report: Reporter
-) -> tuple[Check, Row | None]:
+    hosts: HostPool, name: str, subject_of: Callable[[], Subject], report: Reporter
+) -> tuple[Check, ComparisonRow | None]:
     """Compile a run's step for the slice of a target, and say whether it fits.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         name: The target, one whose slice a provider creates.
         subject_of: Returns what is compiled.
         report: Receives the progress.
@@ -62,29 +59,27 @@ def slice_fit(
     Returns:
         A check that fails where the step cannot fit, and warns where that cannot be found out; and the estimate.
     """
-    target = fleet.slices[name]
+    target = hosts.fleet.slices[name]
     accelerators = target.accelerators
     unknown = f"whether a step fits {name} is not known before it exists"
     if accelerators is None:
         return Check(NAME, WARN, f"{unknown}: {target.kind} is not in the table of accelerators"), None
     candidate = Candidate(name, accelerators, name, target.price_per_hour)
-    return candidate_fit(fleet, hosts, candidate, subject_of, report, unknown)
+    return candidate_fit(hosts, candidate, subject_of, report, unknown)
 
 
 def candidate_fit(
-    fleet: Fleet,
     hosts: HostPool,
     candidate: Candidate,
     subject_of: Callable[[], Subject],
     report: Reporter,
     unknown: str,
     source: str = "",
-) -> tuple[Check, Row | None]:
+) -> tuple[Check, ComparisonRow | None]:
     """Compile a step for a target's accelerators, and say whether it fits.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         candidate: The target.
         subject_of: Returns what is compiled.
         report: Receives the progress.
@@ -99,7 +94,7 @@ def candidate_fit(
     except MidstreamError as error:
         return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
     try:
-        estimate = Compilers(fleet, hosts, None, report).estimate(
+        estimate = Compilers(hosts.fleet, hosts, None, report).estimate(
             subject.config, subject.overrides, candidate.accelerators
         )
     except UsageError as error:

@@ -98,18 +98,18 @@ def of_import(fleet: Fleet, source: Host, path: str, config: str, overrides: Seq
     return Subject(f"{source.name}:{path}", yaml.safe_dump(found.config), (*overrides, FLAG, f"ids:{rows}"))
 
 
-def of_run_named(fleet: Fleet, hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
+def of_run_named(hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
     """Return a run of the fleet by its id, from the first copy that is believed.
 
     Raises as `of_run`.
     """
-    copies = take_snapshot(fleet, hosts).believed(run_id)
+    copies = take_snapshot(hosts).believed(run_id)
     if not copies:
         raise UsageError(f"no host that answers is believed to have a run {run_id!r}", "midstream --status lists them")
-    return of_run(fleet, hosts, copies[0], overrides)
+    return of_run(hosts, copies[0], overrides)
 
 
-def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
+def of_run(hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
     """Return a run of the fleet: its configuration, its progress and its speed.
 
     Raises:
@@ -121,7 +121,7 @@ def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]
     text, config = source_config.read_config(source, run.run_id)
     flags = engine_flags(tuple(overrides))
     name = str(flags.get(FLAG.removeprefix("--"), section(config, "data").get("tokenizer")))
-    arrays, size = _newest_state(fleet, hosts, run)
+    arrays, size = _newest_state(hosts, run)
     more: tuple[str, ...] = ()
     if not _by_size(name):
         sizes = [
@@ -135,19 +135,19 @@ def of_run(fleet: Fleet, hosts: HostPool, run: RunView, overrides: Sequence[str]
         more = (FLAG, f"ids:{max(sizes)}")
     step, _ = downtime_estimate.step_seconds(run.curve)
     owner = run.fence.owner if run.fence is not None else ""
-    target = owner if owner in fleet.target_names else run.host
+    target = owner if owner in hosts.fleet.target_names else run.host
     kinds = tuple(str(device.get("kind", "")) for device in run.status.devices)
     present = PresentRun(
         run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step,
-        price_of_target(fleet, target), size or run.status.state_bytes, kinds, run.curve,
+        price_of_target(hosts.fleet, target), size or run.status.state_bytes, kinds, run.curve,
     )  # fmt: skip
     return Subject(run.run_id, text, (*overrides, *more), present)
 
 
-def _newest_state(fleet: Fleet, hosts: HostPool, run: RunView) -> tuple[Sequence[records.ArrayEntry], int]:
+def _newest_state(hosts: HostPool, run: RunView) -> tuple[Sequence[records.ArrayEntry], int]:
     """Return the arrays and bytes of the newest readable checkpoint; empty if none."""
     source = hosts.get(run.host)
-    store = checkpoint_store_of(fleet, source, run.run_id, run.store)
+    store = checkpoint_store_of(hosts.fleet, source, run.run_id, run.store)
     try:
         manifest = host_files.newest_state(source, store.newest_state(), run)[1]
     except HostError:

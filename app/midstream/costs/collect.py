@@ -20,11 +20,12 @@ HOST_TIMEOUT = 30.0  # seconds
 MAX_CONCURRENT_HOSTS = 32
 
 
-def collect(fleet: Fleet, hosts: HostPool, seconds: float, now: float | None = None) -> CostReport:
+def collect(hosts: HostPool, seconds: float, now: float | None = None) -> CostReport:
     """Return the costs of the last ``seconds``.
 
     Hosts and providers that do not answer are named in ``not_known``.
     """
+    fleet = hosts.fleet
     until = time.time() if now is None else now
     since = until - seconds
 

@@ -251,14 +251,14 @@ def shifted(times: HostTimes, now: float) -> HostTimes:
     processes = [
         ProcessTimes(
             **{
-                **vars(each),
-                "started": move(each.started),
-                "ended": move(each.ended),
-                "first_step": move(each.first_step),
-                "last_step": move(each.last_step),
+                **vars(process),
+                "started": move(process.started),
+                "ended": move(process.ended),
+                "first_step": move(process.first_step),
+                "last_step": move(process.last_step),
             }
         )
-        for each in times.processes
+        for process in times.processes
     ]
     return HostTimes(now, move(times.booted), processes, times.unreadable, times.omitted)
 
@@ -312,10 +312,10 @@ def _sets(found: Sequence[ProcessTimes], period: tuple[float, float]) -> tuple[I
             end = max((value for value in (each.ended, each.last_step) if value is not None), default=None)
         if begin is None or end is None:
             continue
-        one = _clipped(((begin, end),), period)
-        processes.append(one)
+        clipped = _clipped(((begin, end),), period)
+        processes.append(clipped)
         if each.first_step is not None and each.last_step is not None:
-            training.append(intervals.common(one, ((each.first_step, each.last_step),)))
+            training.append(intervals.common(clipped, ((each.first_step, each.last_step),)))
     return intervals.union(*processes), intervals.union(*training)
 
 

@@ -28,16 +28,16 @@ def common(first: Sequence[Interval], second: Sequence[Interval]) -> Intervals:
 
 def without(first: Sequence[Interval], second: Sequence[Interval]) -> Intervals:
     """Return the time of the first set that is not in the second."""
-    left: list[Interval] = []
+    intervals: list[Interval] = []
     for begin, end in first:
         for a, b in second:
             if a >= end:
                 break
             if b > begin:
-                left.append((begin, a))
+                intervals.append((begin, a))
                 begin = max(begin, b)
-        left.append((begin, end))
-    return union(left)
+        intervals.append((begin, end))
+    return union(intervals)
 
 
 def seconds(intervals: Iterable[Interval]) -> float:

@@ -33,7 +33,7 @@ def take_devices(where: str, entry: dict[str, Any]) -> None:
         devices = [str(each) for each in cast("list[Any]", chosen)]
         if VISIBLE in variables:
             raise UsageError(f"{where} has both devices: and {VISIBLE} in env:", "one of them")
-        wrong = next((each for each in devices if not ENTRY.fullmatch(each)), None)
+        wrong = next((device for device in devices if not ENTRY.fullmatch(device)), None)
         if wrong is not None or not devices:
             raise UsageError(f"{where}.devices: {wrong or 'an empty list'} is no GPU", HINT)
         if len(set(devices)) < len(devices):

@@ -15,7 +15,7 @@ from midstream.errors import UsageError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.gce_target import ComputeTarget  # noqa: F401 (registers its type)
 from midstream.fleet.notify_config import NotifyConfig
-from midstream.fleet.slice_target import SliceTarget, TargetConfig
+from midstream.fleet.slice_target import Cluster, SliceTarget, TargetConfig
 from midstream.fleet.store_config import StoreConfig
 from midstream.fleet.tpu_target import TpuTarget  # noqa: F401 (registers its type)
 from midstream.suggestions import nearest
@@ -52,6 +52,11 @@ class HostConfig(draccus.ChoiceRegistry):
     def is_local(self) -> bool:
         """Whether it is the operator's machine."""
         return False
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The Kubernetes cluster that has it; None where it is no pod."""
+        return None
 
     @property
     def visible(self) -> list[str] | None:
@@ -96,6 +101,10 @@ class KubernetesHostConfig(HostConfig):
     context: str | None = None  # of the kubeconfig; None: the current one
     namespace: str | None = None  # None: the context's
     kubeconfig: str | None = None  # None: kubectl's own
+
+    @property
+    def cluster(self) -> Cluster:
+        return {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
 
 
 @TargetConfig.register_subclass("hosts")
@@ -146,8 +155,7 @@ class KubernetesTarget(TargetConfig):
     worker: dict[str, Any] = field(default_factory=dict)  # further settings of each pod as a host
 
     @property
-    def cluster(self) -> dict[str, str | None]:
-        """The fields that name the cluster, as those of a host."""
+    def cluster(self) -> Cluster:
         return {"context": self.context, "namespace": self.namespace, "kubeconfig": self.kubeconfig}
 
 

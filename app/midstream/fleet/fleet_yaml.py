@@ -23,7 +23,7 @@ _PREFIX = "tag:yaml.org,2002:"
 _NULL, _MERGE, _TEXT = f"{_PREFIX}null", f"{_PREFIX}merge", f"{_PREFIX}str"
 
 
-class _Loader(yaml.SafeLoader):
+class _FleetLoader(yaml.SafeLoader):
     """Loader that refuses an alias inside of what it names.
 
     PyYAML builds an endless value of it.
@@ -57,7 +57,7 @@ def load_yaml(text: str) -> Any:
         YAMLError: It is no YAML, a mapping has a key twice, an alias is inside of what it names, or lists and mappings
             are nested too deeply.
     """
-    loader = _Loader(text)
+    loader = _FleetLoader(text)
     try:
         node = loader.get_single_node()
         if node is None:

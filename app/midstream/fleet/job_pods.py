@@ -59,7 +59,7 @@ def pod_hosts(path: str, name: str, target: KubernetesTarget) -> dict[str, Kuber
     for field_name in ("context", "namespace", "pod_container"):
         if str(getattr(target, field_name) or "").startswith("-"):
             raise UsageError(f"{where}.{field_name} begins with a dash", "a name")
-    known = [each.name for each in fields(HostConfig) if each.name != "container"]
+    known = [field.name for field in fields(HostConfig) if field.name != "container"]
     for key in target.worker:
         if key not in known:
             raise UsageError(f"{where}.worker.{key} is unknown", nearest(str(key), tuple(known)))
@@ -133,7 +133,11 @@ def _from_file(name: str, target: KubernetesTarget) -> str:
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}", "correct the YAML") from error
     kind = {"job": "Job", "jobset": "JobSet"}[target.kind]
-    named = [each for each in documents if each.get("kind") == kind and each.get("metadata", {}).get("name") == job]
+    named = [
+        document
+        for document in documents
+        if document.get("kind") == kind and document.get("metadata", {}).get("name") == job
+    ]
     if len(named) != 1:
         raise UsageError(
             f"{path} has no {kind} of the name {job}", f"metadata: {{name: $name}}; it gets {PLACEHOLDERS}"

@@ -41,7 +41,7 @@ def check_slice(path: str, name: str, target: SliceTarget) -> None:
         seconds = parse_duration(target.run_duration)
         if not MIN_RUN_DURATION <= seconds <= MAX_RUN_DURATION:
             raise UsageError(f"{where}.run_duration is {target.run_duration}", "10m to 7d")
-    known = [each.name for each in dataclasses.fields(HostConfig)]
+    known = [field.name for field in dataclasses.fields(HostConfig)]
     for key in target.worker:
         if key not in known:
             raise UsageError(f"{path}: targets.{name}.worker.{key} is unknown", nearest(str(key), known))

@@ -9,12 +9,18 @@ import draccus
 
 from midstream_core.accelerator_types import AcceleratorType
 
+Cluster = dict[str, str | None]  # context, namespace and kubeconfig of an entry of the fleet file
 REACHES = ("external", "internal", "iap")  # of the workers of a TPU slice
 
 
 @dataclass(frozen=True)
 class TargetConfig(draccus.ChoiceRegistry):
     """Settings of a target: one or more hosts that form one mesh."""
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The Kubernetes cluster that has its pods; None where it has none."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class ContainerHost:
 
     def __init__(self, machine: Host, config: HostConfig, python: str = "") -> None:
         assert config.container is not None
-        self.machine, self._config, self._container = machine, config, config.container
+        self.machine, self.config, self._container = machine, config, config.container
         self.name, self.root = machine.name, machine.root
         self.remote_python = python or config.python or IMAGE_PYTHON
 
@@ -34,7 +34,7 @@ class ContainerHost:
         self.root = self.machine.root
 
     def with_new_connection(self) -> Host:
-        return ContainerHost(self.machine.with_new_connection(), self._config, self.remote_python)
+        return ContainerHost(self.machine.with_new_connection(), self.config, self.remote_python)
 
     def run(
         self,
@@ -46,16 +46,6 @@ class ContainerHost:
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
-        """Run a command to its end, in a container.
-
-        Args:
-            argv: The program of the image and its arguments. No shell expands them.
-            stdin: Bytes for its standard input.
-            env: Added to the container's environment.
-            timeout: Seconds, with the container's start.
-            limit: Bytes of stdout that are accepted.
-            what: Name of the command in messages; by default ``argv[0]``.
-        """
         return self.machine.run(
             self._wrapped(argv, env), stdin=stdin, env=env, timeout=timeout, limit=limit, what=what or argv[0]
         )
@@ -72,7 +62,7 @@ class ContainerHost:
     def _wrapped(self, argv: Sequence[str], env: Mapping[str, str] | None) -> list[str]:
         words = in_container(self._container, argv, root=self.machine.root, variables=env or (), stdin=True)
         # An image need not have the directory in which a login starts.
-        return with_setup(["sh", "-c", _IN_ROOT, "sh", self.machine.root, *words], self._config.setup)
+        return with_setup(["sh", "-c", _IN_ROOT, "sh", self.machine.root, *words], self.config.setup)
 
 
 def engine_host(host: Host, config: HostConfig, python: str = "") -> Host:

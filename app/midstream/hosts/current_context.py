@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import Fleet, KubernetesHostConfig, KubernetesTarget, LocalHostConfig
+from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_yaml import load_yaml
+from midstream.fleet.slice_target import Cluster
 from midstream.hosts.local_host import LocalHost
 
 LOOKUP_TIMEOUT = 30.0  # seconds
@@ -23,21 +24,21 @@ _Key = tuple[str, str | None, str | None]
 _found: dict[_Key, dict[str, str]] = {}
 
 
-def cluster_of(config: KubernetesHostConfig | KubernetesTarget) -> dict[str, str | None]:
+def named_cluster(cluster: Cluster) -> Cluster:
     """Return context and namespace of an entry: its own, or those that were looked up."""
-    found = _found.get(_key(config), {})
-    return {"context": config.context or found.get("context"), "namespace": config.namespace or found.get("namespace")}
+    found = _found.get(_key(cluster), {})
+    return {name: cluster[name] or found.get(name) for name in ("context", "namespace")}
 
 
-def look_up(config: KubernetesHostConfig | KubernetesTarget) -> None:
-    """Look up what `cluster_of` lacks, unless this process has looked before.
+def look_up(cluster: Cluster) -> None:
+    """Look up what `named_cluster` lacks, unless this process has looked before.
 
     Nothing is found where kubectl has no configuration, as in a pod, or where it cannot be read: its commands say why.
     """
-    key = _key(config)
-    if key in _found or (config.context and config.namespace):
+    key = _key(cluster)
+    if key in _found or (cluster["context"] and cluster["namespace"]):
         return
-    flags = [f"--{name}={value}" for name in ("kubeconfig", "context") if (value := getattr(config, name))]
+    flags = [f"--{name}={value}" for name in ("kubeconfig", "context") if (value := cluster[name])]
     words = ["kubectl", *flags, "config", "view", "--minify", "--output=json"]
     try:
         done = LocalHost("kubectl", LocalHostConfig()).run(words, timeout=LOOKUP_TIMEOUT)
@@ -52,18 +53,19 @@ def fleet_text(fleet: Fleet) -> str:
     value: Any = None
     for section, entries in (("hosts", fleet.hosts), ("targets", fleet.targets)):
         for name, config in entries.items():
-            if not isinstance(config, KubernetesHostConfig | KubernetesTarget):
+            cluster = config.cluster
+            if cluster is None:
                 continue
-            look_up(config)
+            look_up(cluster)
             value = value or load_yaml(fleet.text)
             entry = (value.get(section) or {}).get(name)
             if isinstance(entry, dict):  # else a pod of a target
-                entry.update({key: each for key, each in cluster_of(config).items() if each})
+                entry.update({key: text for key, text in named_cluster(cluster).items() if text})
     return yaml.safe_dump(value, sort_keys=False) if value else fleet.text
 
 
-def _key(config: KubernetesHostConfig | KubernetesTarget) -> _Key:
-    return os.environ.get("KUBECONFIG", ""), config.kubeconfig, config.context
+def _key(cluster: Cluster) -> _Key:
+    return os.environ.get("KUBECONFIG", ""), cluster["kubeconfig"], cluster["context"]
 
 
 def _described(output: bytes) -> dict[str, str]:

@@ -119,8 +119,8 @@ class ForkServer:
                     _become(request, standard)
                     return True
                 self._status[child] = descriptors.pop()
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
         if child:
             self._report(child, child)
         return False

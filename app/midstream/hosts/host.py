@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, ParamSpec, Protocol, TypeVar
 
+from midstream.fleet.fleet import HostConfig
 from midstream.hosts.deadline import Deadline
 
 CALL_TIMEOUT = 60.0  # seconds for a command or a call on a host whose caller names none
@@ -64,13 +65,17 @@ class Host(Protocol):
     All methods are thread-safe; each command has a channel of its own on one connection.
 
     ``connect`` sets ``root``, the absolute path of midstream's directory on the host, and ``remote_python``, the
-    interpreter (3.8 or newer) that runs `midstream_host`; it is empty on a host without one.
+    interpreter (3.8 or newer) that runs `midstream_host`; it is empty on a host without one. ``config`` is its entry in
+    the fleet file; None for a bucket.
     Methods raise HostError (with a hint) if the host cannot be reached, ConnectionLostError if the connection breaks.
     """
 
     name: str
     root: str
     remote_python: str
+
+    @property
+    def config(self) -> HostConfig | None: ...
 
     def connect(self) -> None:
         """Connect, check the host's identity and find ``root``.
@@ -133,4 +138,27 @@ class Host(Protocol):
 
     def close(self) -> None:
         """Close the connection. Detached processes keep running."""
+        ...
+
+
+class FleetHost(Host, Protocol):
+    """A host of the fleet file."""
+
+    @property
+    def config(self) -> HostConfig: ...
+
+    def shell_line(self, command: str) -> str:
+        """Return a line for a shell on this machine that runs a command there.
+
+        ``command`` is a line of shell. An example: ``ssh lab 'tail -n 20 /x/log'``. Environment variables of the fleet
+        file are never part of it: they may be secrets.
+        """
+        ...
+
+    def open_shell(self) -> int:
+        """Run a shell on the host in this terminal, and return its exit code.
+
+        Raises:
+            HostError: The host cannot be reached.
+        """
         ...

@@ -3,28 +3,44 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, HostConfig, KubernetesHostConfig, LocalHostConfig, SshHostConfig
-from midstream.hosts.host import Host
+from midstream.hosts.host import FleetHost
 from midstream.suggestions import nearest
 
 
-def open_host(name: str, config: HostConfig) -> Host:
+def _local(name: str, config: LocalHostConfig) -> FleetHost:
+    from midstream.hosts.local_host import LocalHost
+
+    return LocalHost(name, config, runs_engines=True)
+
+
+def _ssh(name: str, config: SshHostConfig) -> FleetHost:
+    from midstream.hosts.ssh.ssh_host import SshHost  # imports paramiko, which a local fleet does not need
+
+    return SshHost(name, config)
+
+
+def _kubernetes(name: str, config: KubernetesHostConfig) -> FleetHost:
+    from midstream.hosts.kubernetes_host import KubernetesHost
+
+    return KubernetesHost(name, config)
+
+
+_OPEN: dict[type[HostConfig], Callable[..., FleetHost]] = {
+    LocalHostConfig: _local,
+    SshHostConfig: _ssh,
+    KubernetesHostConfig: _kubernetes,
+}
+
+
+def open_host(name: str, config: HostConfig) -> FleetHost:
     """Return the host of a fleet entry, not connected yet."""
-    if isinstance(config, SshHostConfig):
-        from midstream.hosts.ssh.ssh_host import SshHost  # imports paramiko, which a local fleet does not need
-
-        return SshHost(name, config)
-    if isinstance(config, KubernetesHostConfig):
-        from midstream.hosts.kubernetes_host import KubernetesHost
-
-        return KubernetesHost(name, config)
-    if isinstance(config, LocalHostConfig):
-        from midstream.hosts.local_host import LocalHost
-
-        return LocalHost(name, config, runs_engines=True)
-    raise UsageError(f"host {name} is of a type that cannot be reached: {type(config).__name__}")
+    if type(config) not in _OPEN:
+        raise UsageError(f"host {name} is of a type that cannot be reached: {type(config).__name__}")
+    return _OPEN[type(config)](name, config)
 
 
 class HostPool:
@@ -32,7 +48,7 @@ class HostPool:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._hosts: dict[str, Host] = {}
+        self._hosts: dict[str, FleetHost] = {}
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -45,7 +61,7 @@ class HostPool:
 
             FORKS.prepare()
 
-    def get(self, name: str) -> Host:
+    def get(self, name: str) -> FleetHost:
         """Return the connected host.
 
         Raises:
@@ -56,7 +72,7 @@ class HostPool:
         host.connect()
         return host
 
-    def lookup(self, name: str) -> Host:
+    def lookup(self, name: str) -> FleetHost:
         """Return the host, connected or not. UsageError if the fleet has no such host."""
         if name not in self.fleet.hosts:
             raise UsageError(f"no host {name!r} in the fleet file", nearest(name, tuple(self.fleet.hosts)))

@@ -24,6 +24,7 @@ from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Proce
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import decode, run_to_end
+from midstream.hosts.shell import run_shell
 from midstream.hosts.ssh.ssh_host import INSPECT, INSPECT_TIMEOUT
 
 GET_TIMEOUT = 30.0  # seconds
@@ -35,12 +36,14 @@ ENDED = re.compile(r"\x01exit (\d{1,3})\x01\n?")
 # kubectl's own line, before the command's, for a pod of several containers of which none is named.
 DEFAULTED = re.compile(r'\ADefaulted container "[^"\n]*" out of: [^\n]*\n')
 
+LOGIN_SHELL = ("sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -i")
+
 _seen: set[str] = set()  # words of the queries that have found a pod
 
 
 def kubectl_words(config: KubernetesHostConfig | KubernetesTarget) -> list[str]:
     """Return ``kubectl`` with the flags of the entry's cluster and namespace."""
-    flags = {"kubeconfig": config.kubeconfig, **current_context.cluster_of(config)}
+    flags = {"kubeconfig": config.kubeconfig, **current_context.named_cluster(config.cluster)}
     return ["kubectl", *(f"--{flag}={value}" for flag, value in flags.items() if value)]
 
 
@@ -92,10 +95,10 @@ class KubectlProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         self._inner.wait(timeout)
-        found = ENDED.findall(self._inner.stderr_text())
-        if not found:  # kubectl's own exit code says nothing of the command
+        codes = ENDED.findall(self._inner.stderr_text())
+        if not codes:  # kubectl's own exit code says nothing of the command
             raise lost(self.host, self.own_words() or "the connection was closed")
-        return int(found[-1])
+        return int(codes[-1])
 
     def stderr_text(self) -> str:
         return DEFAULTED.sub("", ENDED.split(self._inner.stderr_text())[0])
@@ -132,7 +135,7 @@ class KubernetesHost:
         with self._lock:
             if self.pod:
                 return
-            current_context.look_up(self.config)
+            current_context.look_up(self.config.cluster)
             self.pod = self._find_pod()
             try:
                 self._inspect()
@@ -213,6 +216,24 @@ class KubernetesHost:
         """Wait for one answer of the container. Raises ConnectionLostError."""
         self.run(["true"], timeout=PING_TIMEOUT)
 
+    def shell_line(self, command: str) -> str:
+        return self._line(["sh", "-c", command])
+
+    def open_shell(self) -> int:
+        return run_shell(["sh", "-c", self._line([*LOGIN_SHELL], "-it")])
+
+    def _line(self, argv: Sequence[str], *flags: str) -> str:
+        """Return a line that runs ``argv`` in the container.
+
+        ``flags`` are those of ``kubectl exec``.
+        """
+        config = self.config
+        named = f"--selector={config.selector}", "--field-selector=status.phase=Running", "--output=name"
+        query = [*kubectl_words(config), "get", "pods", *named]
+        pod = shlex.quote(config.pod) if config.pod else f"$({shlex.join(query)})"
+        before, _, after = shlex.join([*exec_words(config, "\0", *flags), *argv]).partition("'\0'")
+        return f"{before}{pod}{after}"
+
     def call(self, function: Callable[P, R], /, *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         return remote_call.caller(self, function, timeout)
 
@@ -263,12 +284,12 @@ def list_pods(output: bytes) -> list[tuple[str, str]]:
 
 def _pods(value: Any) -> list[tuple[str, str]]:
     items = value["items"] if value.get("kind") == "List" or "items" in value else [value]
-    found: list[tuple[str, str]] = []
+    pods: list[tuple[str, str]] = []
     for item in items:
         name = item["metadata"]["name"]
         if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", name):
             raise ValueError(name)
         leaving = "deletionTimestamp" in item["metadata"]
         phase = str(item.get("status", {}).get("phase", "Unknown"))
-        found.append((name, "Terminating" if leaving else phase if phase.isalpha() else "Unknown"))
-    return found
+        pods.append((name, "Terminating" if leaving else phase if phase.isalpha() else "Unknown"))
+    return pods

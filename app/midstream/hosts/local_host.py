@@ -22,6 +22,7 @@ from midstream.hosts.local_forks import CLIENT_FORKS, FORKED, FORKED_CLIENTS, FO
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end, too_large
 from midstream.hosts.rpc.remote_call import Job
+from midstream.hosts.shell import run_shell
 from midstream.hosts.stderr_tail import StderrTail
 
 SHUTDOWN_TIMEOUT = 2.0  # seconds that a program may take to exit once its stdin is closed
@@ -206,6 +207,12 @@ class LocalHost:
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
+
+    def shell_line(self, command: str) -> str:
+        return command
+
+    def open_shell(self) -> int:
+        return run_shell([os.environ.get("SHELL") or "/bin/sh"])
 
 
 def _forks_of(argv: Sequence[str]) -> LocalForks | None:

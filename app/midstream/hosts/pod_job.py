@@ -39,7 +39,7 @@ class PodJob:
     def __init__(self, name: str, target: KubernetesTarget) -> None:
         self.name, self.target = name, target
         self._local = LocalHost("kubectl", LocalHostConfig())
-        current_context.look_up(target)
+        current_context.look_up(target.cluster)
         self._kubectl = kubectl_words(target)
 
     @property

@@ -7,8 +7,9 @@ calls that are made while a run stands still.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from midstream.hosts.host import CALL_TIMEOUT, Host, Process
@@ -41,12 +42,9 @@ class PreparedCalls:
             raise ValueError(f"{function!r} may not be repeated")
         if not isinstance(host, SshHost | KubernetesHost):
             return
-        opened = Future[Process]()
         with self._lock:
-            if (host.name, function) in self._waiting:
-                return
-            self._waiting[host.name, function] = opened
-        threading.Thread(target=_open, args=(opened, host, function), name="prepared-call", daemon=True).start()
+            if (host.name, function) not in self._waiting:
+                self._waiting[host.name, function] = begin_open(partial(open_waiting_call, host, function))
 
     def call(self, host: Host, function: Callable[P, R], *, timeout: float | None = CALL_TIMEOUT) -> Callable[P, R]:
         """Return ``function`` so that it runs on ``host``, as `Host.call` does.
@@ -66,15 +64,27 @@ class PreparedCalls:
         """
         with self._lock:
             left, self._waiting = self._waiting, {}
-        for opened in left.values():
-            opened.add_done_callback(_end)
+        close_opened(left.values())
 
 
-def _open(opened: Future[Process], host: Host, function: Callable[..., object]) -> None:
-    try:
-        opened.set_result(open_waiting_call(host, function))
-    except BaseException as error:  # noqa: BLE001  the call starts its own interpreter, and reports
-        opened.set_exception(error)
+def begin_open(open_process: Callable[[], Process]) -> Future[Process]:
+    """Begin to start an interpreter, in a thread."""
+    opened = Future[Process]()
+
+    def start() -> None:
+        try:
+            opened.set_result(open_process())
+        except BaseException as error:  # noqa: BLE001  what needs it starts its own interpreter, and reports
+            opened.set_exception(error)
+
+    threading.Thread(target=start, name="prepared-interpreter", daemon=True).start()
+    return opened
+
+
+def close_opened(interpreters: Iterable[Future[Process]]) -> None:
+    """End interpreters, as soon as they have started."""
+    for opened in interpreters:
+        opened.add_done_callback(_end)
 
 
 def _end(opened: Future[Process]) -> None:

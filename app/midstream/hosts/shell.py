@@ -1,8 +1,4 @@
-"""Interactive shell on a host, in the terminal of this program.
-
-The ``ssh`` program runs it, with the settings and keys that midstream itself uses. Without such a program, the shell
-runs in a channel of midstream's own connection.
-"""
+"""Interactive shell on a host, in the terminal of this program."""
 
 from __future__ import annotations
 
@@ -10,77 +6,27 @@ import contextlib
 import fcntl
 import os
 import select
-import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import tty
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from midstream.errors import HostError
-from midstream.fleet.fleet import HostConfig, KubernetesHostConfig, SshHostConfig
 
 if TYPE_CHECKING:
     import paramiko
 
 
-def shell_command(name: str, config: HostConfig) -> list[str] | None:
-    """Return the command of a shell on the host, or None.
-
-    None: the shell needs midstream's own connection.
-    """
-    if isinstance(config, KubernetesHostConfig):
-        from midstream.hosts.shell_line import pod_line
-
-        return [
-            "sh",
-            "-c",
-            pod_line(config, ["sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -i"], "-it"),
-        ]
-    if not isinstance(config, SshHostConfig):
-        return [os.environ.get("SHELL") or "/bin/sh"]
-    if not shutil.which("ssh"):
-        return None
-    from midstream.hosts.ssh.resolved_options import resolve
-
-    settings = resolve(name, config)
-    words = ["ssh", "-t", *settings.config_words, *settings.host_key_words, "-l", settings.user]
-    words += ["-p", str(settings.port), "-o", "StrictHostKeyChecking=yes"]
-    if config.identity_file:
-        words += ["-o", "IdentitiesOnly=yes", "-i", settings.identity_files[0]]
-    return [*words, "--", settings.alias]
+def run_shell(command: Sequence[str]) -> int:
+    """Run the command of a shell in this terminal, and return its exit code."""
+    return subprocess.run(command, check=False, env={"TERM": "xterm-256color", **os.environ}).returncode
 
 
-def open_shell(name: str, config: HostConfig) -> int:
-    """Run a shell on the host in this terminal, and return its exit code.
-
-    Raises:
-        HostError: The host cannot be reached.
-    """
-    command = shell_command(name, config)
-    if command is not None:
-        return subprocess.run(command, check=False, env=_environment(os.environ)).returncode
-    from midstream.hosts.prompter import PROMPTS, TerminalPrompter
-    from midstream.hosts.ssh.ssh_host import SshHost
-
-    assert isinstance(config, SshHostConfig)
-    machine = SshHost(name, config)
-    with PROMPTS.use(TerminalPrompter()):  # the terminal UI has released the terminal
-        machine.connect()
-    try:
-        return _interact(machine.shell())
-    finally:
-        machine.close()
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {"TERM": "xterm-256color", **environ}
-
-
-def _interact(channel: paramiko.Channel) -> int:
+def interact(channel: paramiko.Channel) -> int:
     """Copy keys to the channel and its output to the screen, until it ends."""
     keys, screen = sys.stdin.fileno(), sys.stdout.fileno()
     channel.settimeout(0.0)

@@ -7,12 +7,11 @@ import re
 from midstream.bundled_files import shipped
 from midstream.errors import Exit, RemoteError, UsageError
 from midstream.fleet.fleet import HostConfig
-from midstream.hosts.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import BUILD_CONDA, Building, OutputLine, Problem
 from midstream.hosts.rpc.result_checks import HINT
-from midstream.install.environment import Environment, build_environment, environment_name
+from midstream.install.environment import Environment, build_environment, buildable, environment_name
 from midstream.install.errors import LaunchError
 from midstream.install.package_check import MINIMUM
 from midstream.install.reporter import Reporter
@@ -36,11 +35,11 @@ def find_tool(host: Host, config: HostConfig) -> CondaTool:
     Raises:
         RemoteError: The host's answer is impossible.
     """
-    found = host.call(conda_environments.find, timeout=SEARCH_TIMEOUT)(env=dict(config.env))
-    known = found.path is None or (found.kind in conda_environments.TOOLS and found.version)
-    if not known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", found.platform):
+    tool = host.call(conda_environments.find, timeout=SEARCH_TIMEOUT)(env=dict(config.env))
+    known = tool.path is None or (tool.kind in conda_environments.TOOLS and tool.version)
+    if not known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", tool.platform):
         raise RemoteError(f"{host.name}: machine.conda_environments.find: an unknown tool or platform", "Answer", HINT)
-    return found
+    return tool
 
 
 def list_for(host: str, platform: str, lists: str) -> CondaList:
@@ -76,12 +75,7 @@ def build_conda_environment(host: Host, config: HostConfig, lists: str, report: 
     Raises:
         LaunchError: The lock has no packages for the host's platform, or the environment cannot be created.
     """
-    if config.container is not None and config.container.runtime == "pyxis":
-        raise LaunchError(
-            f"{host.name}: no environment is built in {config.container.image}: pyxis starts it with the job",
-            "an image with the packages; python: names its interpreter",
-        )
-    inside, image = engine_host(host, config), "" if config.container is None else config.container.image
+    inside, image = buildable(host, config)
     found = find_tool(inside, config)
     listed = list_for(host.name, found.platform, lists)
     name = environment_name(str(listed), "conda", found.platform, image)

@@ -79,8 +79,8 @@ def host_variant(host: Host, config: HostConfig) -> Variant:
     """Return the build of packages that a host needs, by fleet file or accelerators."""
     if config.variant is not None or config.devices is not None:
         return choose_variant(host.name, config, None)
-    found = host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)(visible=config.visible)
-    return choose_variant(host.name, config, found)
+    accelerators = host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)(visible=config.visible)
+    return choose_variant(host.name, config, accelerators)
 
 
 def prepare_environment(
@@ -112,7 +112,7 @@ def prepare_environment(
     """
     if config.store:  # the name of a store may stand for either kind
         schemes = [each for each in BUCKETS if config.store.startswith(each)] or list(BUCKETS)
-        modules = [*modules, *(BUCKETS[each] for each in schemes)]
+        modules = [*modules, *(BUCKETS[scheme] for scheme in schemes)]
     if config.container is not None:
         ready = _in_image(host, config, config.container, modules, progress)
         if ready is not None:
@@ -224,10 +224,10 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
     download = _download(lock)
     if not host.remote_python:
         return EnvironmentNeeds(False, download)
-    found = _interpreters(host)
-    if found.python is None or found.version is None or found.machine is None:
+    interpreter = _interpreters(host)
+    if interpreter.python is None or interpreter.version is None or interpreter.machine is None:
         return EnvironmentNeeds(False, download)
-    name = environment_name(lock, found.version, found.machine)
+    name = environment_name(lock, interpreter.version, interpreter.machine)
     there = host.call(environments.ready)(root=host.root, name=name) is not None
     return EnvironmentNeeds(there, 0 if there else download)
 
@@ -292,12 +292,12 @@ def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpre
     Raises:
         RemoteError: The host names an interpreter without version or machine.
     """
-    found = host.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM), also=list(also))
-    if found.python is not None and (found.version is None or found.machine is None):
+    interpreter = host.call(environments.find, timeout=SEARCH_TIMEOUT)(minimum=list(MINIMUM), also=list(also))
+    if interpreter.python is not None and (interpreter.version is None or interpreter.machine is None):
         raise RemoteError(
-            f"{host.name}: machine.environments.find: {found.python} without version or machine", "Answer", HINT
+            f"{host.name}: machine.environments.find: {interpreter.python} without version or machine", "Answer", HINT
         )
-    return found
+    return interpreter
 
 
 def environment_name(lock: str, version: str, machine: str, image: str = "") -> str:
@@ -307,6 +307,20 @@ def environment_name(lock: str, version: str, machine: str, image: str = "") -> 
     with that image's interpreter, so each has its own.
     """
     return hashlib.sha256("\0".join((lock, version, machine, *([image] if image else []))).encode()).hexdigest()[:16]
+
+
+def buildable(host: Host, config: HostConfig) -> tuple[Host, str]:
+    """Return the host as its engines see it, and its image; empty for none.
+
+    Raises:
+        LaunchError: Its container exists only within a job, where nothing is built.
+    """
+    if config.container is not None and config.container.runtime == "pyxis":
+        raise LaunchError(
+            f"{host.name}: no environment is built in {config.container.image}: pyxis starts it with the job",
+            "an image with the packages; python: names its interpreter",
+        )
+    return engine_host(host, config), "" if config.container is None else config.container.image
 
 
 def build_environment(
@@ -333,14 +347,9 @@ def build_environment(
         hashed: Every package of the lock has its hash; without, the installer resolves what the packages
             need too.
     """
-    if config.container is not None and config.container.runtime == "pyxis":
-        raise LaunchError(
-            f"{host.name}: no environment is built in {config.container.image}: pyxis starts it with the job",
-            "an image with the packages; python: names its interpreter",
-        )
-    inside, image = engine_host(host, config), "" if config.container is None else config.container.image
-    found = find_python(inside, config, report)
-    name = environment_name(lock, found.version, found.machine, image)
+    inside, image = buildable(host, config)
+    interpreter = find_python(inside, config, report)
+    name = environment_name(lock, interpreter.version, interpreter.machine, image)
     ready = inside.call(environments.ready)(root=host.root, name=name)
     if ready is None:
         facts = inside.call(checks.facts)(root=host.root)
@@ -351,8 +360,8 @@ def build_environment(
             collected = collect_wheels(
                 lock,
                 Path(config.wheelhouse).expanduser(),
-                version=found.version,
-                machine=found.machine,
+                version=interpreter.version,
+                machine=interpreter.machine,
                 glibc=glibc,
                 progress=report,
             )
@@ -361,8 +370,8 @@ def build_environment(
             root=host.root,
             name=name,
             lock=lock,
-            python=found.python,
-            uv=found.uv,
+            python=interpreter.python,
+            uv=interpreter.uv,
             env=dict(config.env),
             wheels=wheels,
             hashed=hashed,

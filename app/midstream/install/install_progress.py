@@ -102,11 +102,11 @@ class InstallProgress:
         wheel = _PIP_WHEEL.match(line)
         if wheel:
             self._done |= self._begun.keys()  # pip downloads one after the other
-            self._begun[_normal(wheel[2])] = None
+            self._begun[normalized(wheel[2])] = None
             return True
         download = _UV_DOWNLOAD.match(line)
         if download:
-            name = _normal(download[2])
+            name = normalized(download[2])
             if download[1] in ("Downloaded", "Built"):
                 self._done.add(name)
             self._begun[name] = None
@@ -119,7 +119,7 @@ def wheel_sizes(lock: str, sizes: Mapping[str, int]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, version, marker in _PIN.findall(lock):
         if not _FOREIGN.search(marker):
-            found.setdefault(_normal(name), sizes.get(f"{name}=={version}", 0))
+            found.setdefault(normalized(name), sizes.get(f"{name}=={version}", 0))
     return found
 
 
@@ -131,6 +131,6 @@ def read_sizes(path: Path) -> dict[str, int]:
         return {}
 
 
-def _normal(name: str) -> str:
+def normalized(name: str) -> str:
     """Normalize a name as PEP 503 does."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -149,18 +149,18 @@ def python_tarball(build: PythonBuild) -> Path:
     mirror = os.environ.get("UV_PYTHON_INSTALL_MIRROR") or build.mirror
     url = f"{mirror.rstrip('/')}/{build.file.replace('+', '%2B')}"
     by_hand = f"put it at {path} by hand, name a mirror with UV_PYTHON_INSTALL_MIRROR, or an interpreter with python:"
-    part = path.with_name(f"{path.name}.part-{secrets.token_hex(8)}")  # several hosts may need it at the same time
+    partial = path.with_name(f"{path.name}.part-{secrets.token_hex(8)}")  # several hosts may need it at the same time
     try:
-        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as source, part.open("wb") as file:
+        with urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT) as source, partial.open("wb") as file:
             shutil.copyfileobj(source, file)
-        if _sha256(part) != build.sha256:
+        if _sha256(partial) != build.sha256:
             raise LaunchError(f"{url} is not the file that is pinned (its SHA-256 differs)", by_hand)
-        part.replace(path)
+        partial.replace(path)
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = " ".join(str(getattr(error, "reason", None) or error).split())  # a server's answer has its line ends
         raise LaunchError(f"{url} cannot be fetched: {reason[:200]}", by_hand) from error
     finally:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return path
 
 

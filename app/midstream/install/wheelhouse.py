@@ -13,6 +13,7 @@ from pathlib import Path
 from midstream.errors import HostError
 from midstream.hosts.host import Host
 from midstream.install.errors import LaunchError
+from midstream.install.install_progress import normalized
 from midstream.install.placed_directory import install_command, is_complete
 from midstream.state_directory import make_directory
 from midstream_core import records
@@ -83,24 +84,19 @@ def _download(lock: str, directory: Path, machine: str, flags: Sequence[str]) ->
 def _complete(lock: str, directory: Path) -> bool:
     """Return whether there is a wheel for each package that the lock pins for Linux."""
     pinned = re.findall(r"^([A-Za-z0-9._-]+)==[^ ;]+(?: ; ([^\\\n]*))? ?\\?$", lock, re.MULTILINE)
-    names = {_normal(name) for name, marker in pinned if not marker or "sys_platform == 'linux'" in marker}
-    return names <= {_normal(path.name.split("-")[0]) for path in _pinned(lock, directory)}
-
-
-def _normal(name: str) -> str:
-    """Normalize a name as PEP 503 does."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    names = {normalized(name) for name, marker in pinned if not marker or "sys_platform == 'linux'" in marker}
+    return names <= {normalized(path.name.split("-")[0]) for path in _pinned(lock, directory)}
 
 
 def _pinned(lock: str, directory: Path) -> list[Path]:
     """Return the wheels of the directory whose hashes the lock has."""
     hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
-    found: list[Path] = []
+    pinned: list[Path] = []
     for path in sorted(directory.glob("*.whl")):
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() in hashes:
-                found.append(path)
-    return found
+                pinned.append(path)
+    return pinned
 
 
 def _platforms(machine: str, glibc: tuple[int, int]) -> list[str]:

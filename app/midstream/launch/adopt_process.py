@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import reporter_of
 from midstream.launch.initial_run_file import RUN_FILE, launcher_of, look_at, split_place
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.launch.launch_run_file import with_host_files
 from midstream.launch.secret_words import without_secrets
@@ -25,7 +25,6 @@ from midstream_host.trainers.processes import TrainingProcess
 
 def adopt_process(
     hosts: HostPool,
-    fleet: Fleet,
     place: str,
     run_id: str | None = None,
     say: Callable[[str], None] | None = None,
@@ -37,7 +36,6 @@ def adopt_process(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         place: ``HOST:DIR``: a host of the fleet file, and the working directory of the trainer.
         run_id: The run; by default that of the run file, else the directory's name with random digits.
         say: Receives the progress; a function is called with sparse lines.
@@ -53,34 +51,35 @@ def adopt_process(
         )
     say = reporter_of(say)
     host, directory = split_place(place, hosts)
-    found = look_at(host, directory)
-    launcher = launcher_of(found)
+    survey = look_at(host, directory)
+    launcher = launcher_of(survey)
     if launcher is None:
         raise UsageError(
-            f"no program runs in {host.name}:{found.directory}",
+            f"no program runs in {host.name}:{survey.directory}",
             f"midstream --launch {RUN_FILE} --on {host.name} starts a run",
         )
-    if found.run_file is None:
+    if survey.run_file is None:
         raise UsageError(
-            f"{host.name}:{found.directory} has no {RUN_FILE}", f"midstream --init-run {place} writes one; put it there"
+            f"{host.name}:{survey.directory} has no {RUN_FILE}",
+            f"midstream --init-run {place} writes one; put it there",
         )
-    path = Path(f"{host.name}:{found.directory}/{RUN_FILE}")
+    path = Path(f"{host.name}:{survey.directory}/{RUN_FILE}")
     parsed = parse_run_file(
-        found.run_file, path, lambda name: host.call(run_state.read_text)(path=f"{found.directory}/{name}")
+        survey.run_file, path, lambda name: host.call(run_state.read_text)(path=f"{survey.directory}/{name}")
     )
-    run = dataclasses.replace(parsed.run, directory=found.directory)
+    run = dataclasses.replace(parsed.run, directory=survey.directory)
     if run.out == "out" and run.uses("out"):
-        say(f"{{out}} is {found.directory}/out: out: in the run file names another directory")
-    run = with_host_files(run, host, found.directory)
-    chosen = run_id or parsed.run_id or f"{Path(found.directory).name}-{secrets.token_hex(3)}"
+        say(f"{{out}} is {survey.directory}/out: out: in the run file names another directory")
+    run = with_host_files(run, host, survey.directory)
+    chosen = run_id or parsed.run_id or f"{Path(survey.directory).name}-{secrets.token_hex(3)}"
     words, hidden = without_secrets(launcher.words)
     say(f"process {launcher.pid} on {host.name} is adopted: {' '.join(words)[:200]}")
     if hidden:
         say(f"what looks like a secret is shown as {', '.join(f'${name}' for name in hidden)}, and is not stored")
     attach = ("--attach", str(launcher.pid), "--attach-started", str(launcher.started))
-    devices = device_count(host, fleet.hosts[host.name])
-    start = TrainerStart(run, (*world_flags(launcher, found.processes, devices, run.devices), *attach))
-    return launch_run(hosts, fleet, host.name, None, chosen, (), say, start)
+    devices = device_count(host, hosts.fleet.hosts[host.name])
+    start = TrainerStart(run, (*world_flags(launcher, survey.processes, devices, run.devices), *attach))
+    return launch_run(hosts, LaunchRequest(host.name, run_id=chosen), say, start)
 
 
 def adopted_words(attempt: Attempt) -> str:
@@ -102,7 +101,7 @@ def world_flags(
         devices: Of the host.
         stated: ``devices:`` of the run file; 0: it has none.
     """
-    started = [each.distributed.get("WORLD_SIZE", "") for each in processes if each.pid != launcher.pid]
+    started = [process.distributed.get("WORLD_SIZE", "") for process in processes if process.pid != launcher.pid]
     own = [launcher.distributed.get(name, "") for name in ("WORLD_SIZE", "NPROC_PER_NODE")]
     size = int(next((each for each in (*started, *own) if each.isdecimal() and int(each)), "0"))
     visible = visible_devices(launcher.distributed)

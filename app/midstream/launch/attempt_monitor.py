@@ -88,7 +88,7 @@ def look_at_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: i
         except HostError as error:
             return [RankView(rank.process, rank.host, problem=error.message)]
         skew = found.now - (began + time.time()) / 2
-        mine = [each for each in found.processes if rank.process in (ANY, each.process)]
+        mine = [process for process in found.processes if rank.process in (ANY, process.process)]
         return [_view(Rank(each.process, rank.host), each, skew) for each in mine] or [
             RankView(rank.process, rank.host)
         ]
@@ -327,7 +327,7 @@ def wait_exited(host: Host, run_id: str, attempt: int) -> None:
         HostError: The host does not answer.
     """
     deadline = Deadline(EXIT_TIMEOUT, RECONNECT_STEP)
-    while (found := look(host, run_id, attempt)).running or any(one.supervised for one in found.processes):
+    while (found := look(host, run_id, attempt)).running or any(process.supervised for process in found.processes):
         if deadline.count():
             raise LaunchError(
                 f"attempt {attempt} of {run_id} on {host.name} does not end", "check the processes of the host"

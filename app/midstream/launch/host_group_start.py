@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from midstream.fleet.fleet import Fleet, HostConfig, Target
+from midstream.fleet.fleet import HostConfig, Target
 from midstream.hosts.container_host import engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
@@ -38,7 +38,6 @@ MAX_CLAIMS = 5  # tries to claim the same attempt number on all hosts
 
 def prepare_target(
     hosts: HostPool,
-    fleet: Fleet,
     target: Target,
     say: Callable[[str], None] | None = None,
     trainer: RunFile | None = None,
@@ -49,7 +48,6 @@ def prepare_target(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         target: The target.
         say: Receives the progress; a function is called with sparse lines.
         trainer: Another trainer whose run this is; None: the run is midstream's own.
@@ -61,7 +59,7 @@ def prepare_target(
     report = reporter_of(say)
 
     def prepare(name: str) -> Prepared:
-        host, config = hosts.get(name), fleet.config_of(target, name)
+        host, config = hosts.get(name), hosts.fleet.config_of(target, name)
         engine = install_engine(host)
         report(f"engine {engine.digest[:12]} in {name}:{engine.directory}")
         if trainer is None:
@@ -78,7 +76,6 @@ def prepare_target(
 
 def start(
     hosts: HostPool,
-    fleet: Fleet,
     target: Target,
     launch: Launch,
     prepared: Mapping[str, Prepared] | None = None,
@@ -91,7 +88,6 @@ def start(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         target: The target.
         launch: Inputs of the attempt's start.
         prepared: Result of `prepare_target`, by host; None: it is called here.
@@ -101,8 +97,8 @@ def start(
         LaunchError: A process cannot be started; the message names the host.
         HostError: A host cannot be reached.
     """
-    prepared = prepared or prepare_target(hosts, fleet, target)
-    first, config = hosts.get(target.hosts[0]), fleet.config_of(target, target.hosts[0])
+    prepared = prepared or prepare_target(hosts, target)
+    first, config = hosts.get(target.hosts[0]), hosts.fleet.config_of(target, target.hosts[0])
     if launch.command is None or launch.command.action not in (records.STANDBY, records.REPLAY):
         for name in target.hosts:
             wait_for_lease(hosts.get(name), launch.run_id, reporter_of(say))
@@ -123,7 +119,7 @@ def start(
 
     def start_one(process: int) -> Attempt:
         member = members[process]
-        quiet = _quiet_proxies(fleet.config_of(target, member.name), coordinator)
+        quiet = _quiet_proxies(hosts.fleet.config_of(target, member.name), coordinator)
         position = ProcessPosition(process, target.hosts, coordinator)
         return start_process(member, quiet, launch, number, prepared[member.name], position)
 

@@ -24,7 +24,7 @@ LINE_LIMIT = 64 << 10  # bytes of its report
 
 
 @dataclass(frozen=True)
-class Listener:
+class LinkListener:
     """A host that listens on a port."""
 
     host: str
@@ -34,7 +34,7 @@ class Listener:
 
 
 @dataclass(frozen=True)
-class Link:
+class HostLink:
     """Result of a connection from one host to a port of another."""
 
     source: str
@@ -49,7 +49,9 @@ class Link:
 
 
 @contextlib.contextmanager
-def listening(host: Host, internal: str | None = None, ports: Sequence[int] = ()) -> Generator[Listener, None, None]:
+def listening(
+    host: Host, internal: str | None = None, ports: Sequence[int] = ()
+) -> Generator[LinkListener, None, None]:
     """Context manager. Listen on a free port of ``host``.
 
     Args:
@@ -72,7 +74,7 @@ def listening(host: Host, internal: str | None = None, ports: Sequence[int] = ()
         if not isinstance(report, Listening):
             why = report.message if isinstance(report, Problem) else "cannot listen"
             raise LaunchError(f"{host.name}: {why}", "set other ports with ports: [A, B]")
-        yield Listener(host.name, report.port, (internal,) if internal else tuple(report.addresses), token)
+        yield LinkListener(host.name, report.port, (internal,) if internal else tuple(report.addresses), token)
         process.stdin.close()
         _ended(host, process)  # the port is free again
     finally:
@@ -101,18 +103,18 @@ def _ended(host: Host, process: Process) -> None:
         ) from error
 
 
-def try_links(listener: Listener, others: Sequence[Host]) -> list[Link]:
+def try_links(listener: LinkListener, others: Sequence[Host]) -> list[HostLink]:
     """Connect from all of ``others`` to the listener concurrently."""
 
-    def reach(other: Host) -> Link:
+    def reach(other: Host) -> HostLink:
         found = other.call(network.reach, timeout=REACH_TIMEOUT)(
             candidates=list(listener.addresses), port=listener.port, token=listener.token
         )
         for address in listener.addresses:
             answer = found.get(address)  # a host may leave one out
             if answer is not None and answer.seconds is not None:
-                return Link(other.name, listener.host, address, answer.seconds)
-        return Link(other.name, listener.host, tried={key: value.error for key, value in found.items()})
+                return HostLink(other.name, listener.host, address, answer.seconds)
+        return HostLink(other.name, listener.host, tried={key: value.error for key, value in found.items()})
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         return list(pool.map(reach, others))
@@ -141,16 +143,16 @@ def meet(first: Host, others: Sequence[Host], internal: str | None = None, ports
         return f"[{address}]:{listener.port}" if ":" in address else f"{address}:{listener.port}"
 
 
-def _common(listener: Listener, others: Sequence[Host]) -> str | None:
+def _common(listener: LinkListener, others: Sequence[Host]) -> str | None:
     """Return the first of the listener's addresses by which all hosts reach it."""
     for address in listener.addresses:
-        single = Listener(listener.host, listener.port, (address,), listener.token)
+        single = LinkListener(listener.host, listener.port, (address,), listener.token)
         if all(link.open for link in try_links(single, others)):
             return address
     return None
 
 
-def _unreachable(link: Link, port: int) -> str:
+def _unreachable(link: HostLink, port: int) -> str:
     tried = "; ".join(f"{address}: {why}" for address, why in (link.tried or {}).items())
     return f"{link.source} does not reach {link.target} on port {port} ({tried})"
 
@@ -159,13 +161,13 @@ def _ports_hint(target: str) -> str:
     return f"open the ports between the hosts, or set internal_address: of {target} and ports: of the target"
 
 
-def all_links(hosts: Sequence[Host], internal: Mapping[str, str | None], ports: Sequence[int] = ()) -> list[Link]:
+def all_links(hosts: Sequence[Host], internal: Mapping[str, str | None], ports: Sequence[int] = ()) -> list[HostLink]:
     """Test every ordered pair of ``hosts``: one listens at a time, the others connect."""
-    found: list[Link] = []
+    links: list[HostLink] = []
     for host in hosts:
         with listening(host, internal.get(host.name), ports) as listener:
-            found += try_links(listener, [other for other in hosts if other is not host])
-    return found
+            links += try_links(listener, [other for other in hosts if other is not host])
+    return links
 
 
 def check_numbers(hosts: Sequence[Host]) -> None:

@@ -68,8 +68,8 @@ def launcher_of(found: TrainerDirectory) -> TrainingProcess | None:
     Raises:
         UsageError: Several run there, and nothing shows which of them trains.
     """
-    roots = [each for each in found.processes if not each.parent]
-    evidence = {each.pid: _evidence(each, _started_by(each, found.processes)) for each in roots}
+    roots = [process for process in found.processes if not process.parent]
+    evidence = {root.pid: _evidence(root, _started_by(root, found.processes)) for root in roots}
     best = max(evidence.values(), default=())
     chosen = [each for each in roots if evidence[each.pid] == best]
     if len(chosen) > 1:
@@ -160,7 +160,7 @@ def _trainer_of(found: TrainerDirectory, launcher: TrainingProcess | None) -> st
     for name, trainer in TRAINERS.items():
         if any(each == module or each.startswith(f"{module}.") for module in trainer.imports for each in found.imports):
             return name
-    shown = (name for name, trainer in TRAINERS.items() if any(part in words for part in trainer.commands))
+    shown = (name for name, trainer in TRAINERS.items() if any(command in words for command in trainer.commands))
     return next(shown, SCRIPT.name)
 
 

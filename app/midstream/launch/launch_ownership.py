@@ -99,7 +99,6 @@ class LaunchOwnership:
 
 def judge_launch(
     hosts: HostPool,
-    fleet: Fleet,
     target: Target,
     run_id: str,
     copies: Sequence[tuple[str, RunDescription]],
@@ -111,7 +110,6 @@ def judge_launch(
 
     Args:
         hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
         target: The target.
         run_id: The run.
         copies: What each host that answers has of the run, where it can be read.
@@ -119,6 +117,7 @@ def judge_launch(
         damaged: What hosts have of it that cannot be read.
         store: Bucket that the config or a flag names for checkpoints; empty: that of the fleet file.
     """
+    fleet = hosts.fleet
     shown = [
         HostCopy(name, found.fence, found.ownership)
         for name, found in copies
@@ -185,12 +184,12 @@ def sign_import(host: Host, run_id: str) -> None:
     Raises:
         HostError: The host does not answer.
     """
-    found = host.call(run_state.describe)(root=host.root, run_id=run_id)
-    if found.ownership or found.fence is None:
+    description = host.call(run_state.describe)(root=host.root, run_id=run_id)
+    if description.ownership or description.fence is None:
         return  # imported before
     before = memory.recall(run_id)
     begun = before.chain.entries[0].time if before is not None else 0.0
-    chain = signed_chain.first_chain(run_id, host.name, found.fence, begun=begun)
+    chain = signed_chain.first_chain(run_id, host.name, description.fence, begun=begun)
     memory.remember(chain)
     host.call(ownership.put_chain)(root=host.root, run_id=run_id, chain=chain.to_json())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from midstream.errors import DamagedError, HostError, RemoteError, UsageError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.install.conda_environment import find_tool, list_for
@@ -22,6 +22,7 @@ from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
 from midstream.launch.launch_ownership import DamagedCopy, LaunchOwnership, judge_launch, refuse_last, sign_launch
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.start_attempt import Attempt, Launch
 from midstream.launch.trainer_config import TrainerStart
 from midstream.stores.host_identity import identity_problem
@@ -62,28 +63,14 @@ class CheckedLaunch:
 
 def launch_run(
     hosts: HostPool,
-    fleet: Fleet,
-    target: str,
-    config_path: str | Path | None,
-    run_id: str | None = None,
-    overrides: Sequence[str] = (),
+    request: LaunchRequest,
     say: Callable[[str], None] | None = None,
     trainer: TrainerStart | None = None,
-    agreed: bool = False,
 ) -> Attempt:
     """Start the run on the target, or the next attempt of a run that stopped there.
 
-    Args:
-        hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
-        target: Name of the target.
-        config_path: The config; None for a run that has attempts on the target.
-        run_id: The run; by default that of ``--trainer.id``, the config's ``trainer.id``, else a random one.
-        overrides: Flags for the engine.
-        say: Receives the progress; a function is called with sparse lines.
-        trainer: A run of another trainer, instead of a config; its files are on the target's hosts.
-        agreed: The user has agreed to a start although a host that may own the run does not answer, or shows less than
-            is remembered.
+    ``say`` receives the progress; a function is called with sparse lines. ``trainer`` is a run of another trainer,
+    instead of a config; its files are on the target's hosts.
 
     Raises:
         MidstreamError: The owner of the run is not proven, and the user has not agreed.
@@ -93,12 +80,10 @@ def launch_run(
         HostError: A host cannot be reached.
     """
     say = reporter_of(say)
-    checked = check_launch(
-        hosts, fleet, target, config_path, run_id, overrides, say, None if trainer is None else trainer.run
-    )
-    checked.ownership.require_consent(agreed, say)
+    checked = check_launch(hosts, request, say, None if trainer is None else trainer.run)
+    checked.ownership.require_consent(request.agreed, say)
     chosen = checked.target
-    prepared = prepare_target(hosts, fleet, chosen, say, checked.trainer)
+    prepared = prepare_target(hosts, chosen, say, checked.trainer)
     fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
     fence = fence or records.first_fence(chosen.name)
     chain = sign_launch(checked.run_id, chosen.name, fence, checked.ownership, [found for _, found in checked.known])
@@ -118,38 +103,26 @@ def launch_run(
         overrides=(*checked.overrides, *(() if trainer is None else trainer.attach)),
         config_text=checked.config_text,
     )
-    attempt = start(hosts, fleet, chosen, launch, prepared, say)
+    attempt = start(hosts, chosen, launch, prepared, say)
     say(_started(attempt))
     return attempt
 
 
 def check_launch(
     hosts: HostPool,
-    fleet: Fleet,
-    target: str,
-    config_path: str | Path | None,
-    run_id: str | None = None,
-    overrides: Sequence[str] = (),
+    request: LaunchRequest,
     say: Callable[[str], None] | None = None,
     trainer: RunFile | None = None,
 ) -> CheckedLaunch:
     """Check what `launch_run` would do, without side effects.
 
-    Exceptions are those of `launch_run`.
-
-    Args:
-        hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
-        target: Name of the target.
-        config_path: The config; None for a run that has attempts on the target.
-        run_id: The run; by default that of ``--trainer.id``, the config's ``trainer.id``, else a random one.
-        overrides: Flags for the engine.
-        say: Receives the progress; a function is called with sparse lines.
-        trainer: Run file of a run of another trainer, instead of a config.
+    Arguments and exceptions are those of `launch_run`; ``trainer`` is the run file.
     """
+    config_path, overrides = request.config, request.overrides
+    fleet = hosts.fleet
     say = reporter_of(say)
-    chosen = fleet.target(target)
-    run_id = named_run(run_id, overrides)
+    chosen = fleet.target(request.target)
+    run_id = named_run(request.run_id, overrides)
     text = inputs = None
     if trainer is not None:
         text = trainer_config.as_text(trainer)
@@ -160,12 +133,12 @@ def check_launch(
     run_id = _run_id(run_id, "{}" if trainer is not None else text or "{}", Path(config_path or "run"))
     members = [hosts.get(name) for name in chosen.hosts]
     known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
-    others, unreachable = _others(hosts, fleet, chosen, run_id)
+    others, unreachable = _others(hosts, chosen, run_id)
     readable = [(name, found) for name, found in others.items() if not isinstance(found, DamagedCopy)]
     damaged = {name: found for name, found in others.items() if isinstance(found, DamagedCopy)}
     copies = [*((host.name, found) for host, found in known), *readable]
     store = named_bucket(text, overrides) if trainer is None and text is not None else ""
-    owned = judge_launch(hosts, fleet, chosen, run_id, copies, unreachable, damaged, store)
+    owned = judge_launch(hosts, chosen, run_id, copies, unreachable, damaged, store)
     epoch = max(_check_startable(host.name, chosen.name, run_id, found, owned) for host, found in known)
     _check_elsewhere(others, chosen, run_id, epoch, owned)
     for name, error in unreachable.items() if not owned.reasons else ():
@@ -288,7 +261,7 @@ def _started(attempt: Attempt) -> str:
 
 
 def _others(
-    hosts: HostPool, fleet: Fleet, target: Target, run_id: str
+    hosts: HostPool, target: Target, run_id: str
 ) -> tuple[dict[str, run_state.RunDescription | DamagedCopy], dict[str, str]]:
     """Describe the run on the other hosts of the fleet.
 
@@ -306,11 +279,13 @@ def _others(
         except HostError as error:
             return name, error
 
-    others = [name for name in fleet.hosts if name not in target.hosts]
+    others = [name for name in hosts.fleet.hosts if name not in target.hosts]
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         answers = list(pool.map(describe, others))
     unreachable = {name: found.message for name, found in answers if isinstance(found, HostError)}
-    unreachable.update({name: error.message for name, error in fleet.unavailable.items() if name not in target.hosts})
+    unreachable.update(
+        {name: error.message for name, error in hosts.fleet.unavailable.items() if name not in target.hosts}
+    )
     return {name: found for name, found in answers if not isinstance(found, HostError)}, unreachable
 
 

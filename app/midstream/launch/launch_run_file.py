@@ -7,15 +7,17 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from midstream.counts import count
 from midstream.errors import MidstreamError, RemoteError, UsageError
-from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.install.reporter import reporter_of
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import check_launch, launch_run
 from midstream.launch.start_attempt import Attempt
 from midstream.launch.trainer_config import TrainerStart
@@ -31,50 +33,32 @@ CONCURRENCY = 32
 SNAPSHOT_TIMEOUT = 3600.0  # seconds to hash the files
 
 
-def launch_any(
-    hosts: HostPool,
-    fleet: Fleet,
-    target: str,
-    config_path: str | Path | None,
-    run_id: str | None = None,
-    overrides: Sequence[str] = (),
-    say: Callable[[str], None] | None = None,
-    agreed: bool = False,
-) -> Attempt:
+def launch_any(hosts: HostPool, request: LaunchRequest, say: Callable[[str], None] | None = None) -> Attempt:
     """Start a run of a config, or of a run file.
 
-    Errors as of `launch_run`.
-
-    Args:
-        hosts: Connections to the fleet's hosts.
-        fleet: The fleet.
-        target: Name of the target.
-        config_path: The config or run file; None for a run that has attempts on the target.
-        run_id: The run; by default that of the file, else one with random digits.
-        overrides: Flags for the engine; a run file allows none.
-        say: Receives the progress; a function is called with sparse lines.
-        agreed: As in `launch_run`.
+    Arguments and errors as of `launch_run`. The run of a run file is by default named by it, else with random digits.
     """
-    path = Path(config_path) if config_path is not None else None
+    path = Path(request.config) if request.config is not None else None
     if path is None or not names_run_file(path):
-        return launch_run(hosts, fleet, target, config_path, run_id, overrides, say, agreed=agreed)
-    if overrides:
+        return launch_run(hosts, request, say)
+    if request.overrides:
         raise UsageError(f"{path} is a run file: flags of the engine do not apply", "change its command")
     parsed = read_run_file(path)
-    chosen = run_id or parsed.run_id or f"{path.resolve().parent.name or path.stem}-{secrets.token_hex(3)}"
+    run_id = request.run_id or parsed.run_id or f"{path.resolve().parent.name or path.stem}-{secrets.token_hex(3)}"
+    request = replace(request, config=None, run_id=run_id)
     say = reporter_of(say)
     # Everything that may refuse the launch comes before the first byte is sent.
-    checked = check_launch(hosts, fleet, target, None, chosen, (), None, parsed.run)
-    checked.ownership.require_consent(agreed, say)
+    checked = check_launch(hosts, request, None, parsed.run)
+    checked.ownership.require_consent(request.agreed, say)
     if checked.continues:
-        return launch_run(hosts, fleet, target, None, chosen, (), say, agreed=agreed)
+        return launch_run(hosts, request, say)
     run = parsed.run
     members = [hosts.get(name) for name in checked.target.hosts]
     if run.directory:  # its files are there; a migration takes them from the first host
         run = with_host_files(run, members[0], run.directory)
     else:
         run = with_local_files(run, path.resolve().parent, members, say)
-    return launch_run(hosts, fleet, target, None, chosen, (), say, TrainerStart(run), agreed)
+    return launch_run(hosts, request, say, TrainerStart(run))
 
 
 def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: Callable[[str], None]) -> RunFile:
@@ -90,20 +74,20 @@ def with_local_files(run: RunFile, directory: Path, hosts: Sequence[Host], say: 
         return run
     here = LocalHost("this machine", LocalHostConfig(root=str(state_directory() / "files")))
     try:
-        found = here.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
+        snapshot = here.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
             root=here.root, directory=str(directory), patterns=list(run.files), leave=[run.out]
         )
     except RemoteError as error:
         raise UsageError(error.message.partition("ValueError: ")[2] or error.message) from None
-    say(f"{count(found.files, 'file')} of {directory}, {found.size / 1e6:.1f} MB, digest {found.digest[:12]}")
-    tree = Endpoint(here, os.path.join(here.root, "data", found.digest))
+    say(f"{count(snapshot.files, 'file')} of {directory}, {snapshot.size / 1e6:.1f} MB, digest {snapshot.digest[:12]}")
+    tree = Endpoint(here, os.path.join(here.root, "data", snapshot.digest))
 
     def send(host: Host) -> None:
-        copy_tree(tree, Endpoint(host, f"{host.root}/data/{found.digest}"), kind=DATA)
+        copy_tree(tree, Endpoint(host, f"{host.root}/data/{snapshot.digest}"), kind=DATA)
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         list(pool.map(send, hosts))
-    return dataclasses.replace(run, files_digest=found.digest)
+    return dataclasses.replace(run, files_digest=snapshot.digest)
 
 
 def with_host_files(run: RunFile, host: Host, directory: str) -> RunFile:
@@ -117,12 +101,12 @@ def with_host_files(run: RunFile, host: Host, directory: str) -> RunFile:
     if not run.files:
         return run
     try:
-        found = host.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
+        snapshot = host.call(travelling_files.snapshot, timeout=SNAPSHOT_TIMEOUT)(
             root=host.root, directory=directory, patterns=list(run.files), leave=[run.out]
         )
     except RemoteError as error:
         raise MidstreamError(error.message, "files: in the run file") from None
-    return dataclasses.replace(run, files_digest=found.digest)
+    return dataclasses.replace(run, files_digest=snapshot.digest)
 
 
 __all__ = ["launch_any", "with_host_files", "with_local_files"]

@@ -96,7 +96,7 @@ def secrets_note(names: Sequence[str]) -> str:
 
 
 def _names_secret(flag: str) -> bool:
-    parts = [part for part in re.split(r"[-_.]+", flag.lower()) if part]
+    parts = [word for word in re.split(r"[-_.]+", flag.lower()) if word]
     if not parts:
         return False
     if parts[-1] == "token" and len(parts) > 1 and parts[-2] in _OF_A_TOKENIZER:

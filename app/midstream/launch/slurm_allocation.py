@@ -166,8 +166,8 @@ def _number(name: str, flag: str, flags: dict[str, str]) -> int | None:
 def _gpus(name: str, flag: str, value: str) -> tuple[str, int] | None:
     """Return type and number of the GPUs that a flag names; None for other resources."""
     found: list[tuple[str, int]] = []
-    for part in value.split(","):
-        words = part.strip().split("/")[-1].split(":")
+    for word in value.split(","):
+        words = word.strip().split("/")[-1].split(":")
         if flag == "gres":
             if words[0] != "gpu":
                 continue

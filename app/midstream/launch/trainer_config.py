@@ -98,10 +98,10 @@ def device_count(host: Host, config: HostConfig) -> int:
     """
     if config.devices is not None:
         return config.devices
-    found = _accelerators(host, config)
-    for missing in missing_gpu(config, found):
+    accelerators = _accelerators(host, config)
+    for missing in missing_gpu(config, accelerators):
         raise MidstreamError(f"{host.name} has no GPU {missing}", MISSING_GPU)
-    return max(1, len(found.gpus) + len(found.tpus))
+    return max(1, len(accelerators.gpus) + len(accelerators.tpus))
 
 
 def _accelerators(host: Host, config: HostConfig) -> checks.AcceleratorKinds:

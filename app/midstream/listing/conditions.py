@@ -136,8 +136,8 @@ class Search(Condition):
         folded, pattern = self.folded, self.pattern
         if text is not None and pattern is None and _SEPARATOR not in folded:
             return folded in text
-        found = _texts(self.searched, item, moment)
-        return any(folded in each.lower() for each in found) if pattern is None else any(map(pattern.search, found))
+        texts = _texts(self.searched, item, moment)
+        return any(folded in each.lower() for each in texts) if pattern is None else any(map(pattern.search, texts))
 
     @override
     def fields(self) -> Iterator[Field]:
@@ -184,10 +184,10 @@ class Comparison(Condition):
         texts = (value or "",) if isinstance(value, str) or not value else value
         if self.pattern is not None:
             return any(map(self.pattern.search, texts))
-        wanted = self.value.lower()
+        folded = self.value.lower()
         if self.operator == "=":
-            return any(text.lower() == wanted for text in texts)
-        return any(wanted in text.lower() for text in texts)
+            return any(text.lower() == folded for text in texts)
+        return any(folded in text.lower() for text in texts)
 
     def _holds_number(self, value: float) -> bool:
         first, last = self.span

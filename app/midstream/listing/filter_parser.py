@@ -39,10 +39,10 @@ def parse(text: str, fields: Fields, now: float) -> Condition:
     """
     if len(text) > MAX_LENGTH:
         raise FilterError(f"the filter has {len(text)} characters, at most {MAX_LENGTH} are allowed", MAX_LENGTH + 1)
-    return _Parser(text, fields, now).parse()
+    return _FilterParser(text, fields, now).parse()
 
 
-class _Parser:
+class _FilterParser:
     """Recursive descent over the text; ``_at`` is the index of the next character."""
 
     def __init__(self, text: str, fields: Fields, now: float) -> None:
@@ -56,10 +56,10 @@ class _Parser:
         self._skip_space()
         if self._at == len(self._text):
             return AllOf(())
-        found = self._expression()
+        expression = self._expression()
         if self._at < len(self._text):
             raise FilterError("this ) closes nothing", self._at + 1, "quote it to search for it")
-        return found
+        return expression
 
     def _skip_space(self) -> None:
         match = _SPACE.match(self._text, self._at)
@@ -105,9 +105,9 @@ class _Parser:
         if self._text[self._at] == ")":
             reason = "a condition is missing before )" if begin else "this ) closes nothing"
             raise FilterError(reason, begin + 1)
-        found = self._comparison()
+        condition = self._comparison()
         self._skip_space()
-        return found
+        return condition
 
     def _exclamation(self) -> bool:
         if self._text[self._at] != "!" or self._text.startswith("!~", self._at):
@@ -127,12 +127,12 @@ class _Parser:
     def _parentheses(self, begin: int) -> Condition:
         self._at += 1
         self._skip_space()
-        found = self._nested(self._expression, begin)
+        parentheses = self._nested(self._expression, begin)
         if self._at == len(self._text):
             raise FilterError("this ( is not closed", begin + 1)
         self._at += 1
         self._skip_space()
-        return found
+        return parentheses
 
     # ------------------------------------------------------------------------------------------ one condition
 

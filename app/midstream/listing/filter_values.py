@@ -75,7 +75,7 @@ def _number(text: str) -> float:
     match = _NUMBER.fullmatch(text)
     if match is None or not any(character.isdecimal() for character in text):
         raise ValueFormError
-    sign, digits, fraction, exponent, unit = (part or "" for part in match.groups())
+    sign, digits, fraction, exponent, unit = (group or "" for group in match.groups())
     return float(f"{sign}{digits.replace(',', '') or '0'}{fraction}{exponent}") * _FACTORS[unit.lower()]
 
 

@@ -49,7 +49,7 @@ class LinearPattern:
         """Compile ``pattern``. Raises PatternError."""
         self.pattern = pattern
         self._states = [_State()]  # 0: found
-        parser = _Parser(pattern, self._states)
+        parser = _PatternParser(pattern, self._states)
         self._start = parser.pattern()
         self._first = self._closure({self._start}, at_start=True)
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
@@ -87,8 +87,8 @@ class LinearPattern:
                 reached.update(state.next)
         if len(self._steps) >= MAX_CACHED:
             self._steps.clear()
-        found = self._steps[states, character] = self._closure(reached)
-        return found
+        step = self._steps[states, character] = self._closure(reached)
+        return step
 
     def _closure(self, states: set[int], *, at_start: bool = False, at_end: bool = False) -> frozenset[int]:
         """Return the states that are reached without another character."""
@@ -103,7 +103,7 @@ class LinearPattern:
         return frozenset(states)
 
 
-class _Parser:
+class _PatternParser:
     """A recursive-descent parser.
 
     Each method returns a function that adds states which lead to a given state.

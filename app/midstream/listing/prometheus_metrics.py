@@ -71,11 +71,11 @@ def _gauge(
 ) -> Metric:
     from prometheus_client.core import GaugeMetricFamily
 
-    found = GaugeMetricFamily(f"midstream_{name}", text, labels=labels)
+    gauge = GaugeMetricFamily(f"midstream_{name}", text, labels=labels)
     for values, value in samples:
         if value is not None:
-            found.add_metric([_label(each) for each in values], float(value))
-    return found
+            gauge.add_metric([_label(each) for each in values], float(value))
+    return gauge
 
 
 def _label(text: object) -> str:
@@ -125,7 +125,7 @@ def _of_runs(at: Snapshot) -> Iterator[Metric]:
 
 
 def _newest_checkpoint(run: RunView) -> float | None:
-    return max((each.step for each in run.checkpoints if each.complete), default=None)
+    return max((checkpoint.step for checkpoint in run.checkpoints if checkpoint.complete), default=None)
 
 
 def _newest(run: RunView, column: str) -> float | None:

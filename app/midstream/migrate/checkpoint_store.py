@@ -198,9 +198,9 @@ class BucketStore:
             head = self.owners.judge(self.run_id, [shown]).head
         fence = there.fence()
         accepted = acceptance(described.fence, fence, head.epoch if head is not None else 0)
-        found = there.checkpoints(accepted=accepted.accepts)
+        checkpoints = there.checkpoints(accepted=accepted.accepts)
         owned = owner_line(head, self.host.name, described.fence)
-        return found, claim(there.url, fence, found, accepted.proven, owned)
+        return checkpoints, claim(there.url, fence, checkpoints, accepted.proven, owned)
 
     def newest_state(self) -> standby_state.NewestState | None:
         while True:
@@ -294,17 +294,17 @@ def store_conflict(host: Host, run_id: str, target_store: CheckpointStore, epoch
     ``target_store`` is the checkpoint store of a target. If the run can use it, both texts are empty.
     """
     paths = records.RunPaths(host.root, run_id)
-    known = host.call(tree.store_of)(root=host.root, run_id=run_id)
-    if known is not None and known.rstrip("/") != target_store.store:
+    store = host.call(tree.store_of)(root=host.root, run_id=run_id)
+    if store is not None and store.rstrip("/") != target_store.store:
         expected = target_store.store or "its own disk"
         return (
-            f"{run_id} was on {host.name} before, with its checkpoints in {known}, and would have them on "
+            f"{run_id} was on {host.name} before, with its checkpoints in {store}, and would have them on "
             f"{expected} now",
-            f"store: {known} for {host.name} in the fleet file, or remove {paths.store_file} there",
+            f"store: {store} for {host.name} in the fleet file, or remove {paths.store_file} there",
         )
     if not isinstance(target_store, BucketStore):
         return "", ""
-    if known is None and host.call(run_state.describe)(root=host.root, run_id=run_id).checkpoints:
+    if store is None and host.call(run_state.describe)(root=host.root, run_id=run_id).checkpoints:
         return (
             f"{run_id} was on {host.name} before, with its checkpoints in {paths.checkpoints}",
             f"remove store: of {host.name} in the fleet file, or that directory there if the source has all of it",

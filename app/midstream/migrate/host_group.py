@@ -296,7 +296,7 @@ class HostGroup:
 
     # ------------------------------------------------------------------------------------------ preparation
 
-    def prepared(self, fleet: Fleet) -> Mapping[str, Prepared]:
+    def prepared(self) -> Mapping[str, Prepared]:
         """Return engine and environment by host name, installed at the first call.
 
         Raises:
@@ -304,7 +304,7 @@ class HostGroup:
             HostError: a host does not answer.
         """
         if self._prepared is None:
-            self._prepared = prepare_target(self._hosts, fleet, self.target, trainer=self.trainer)
+            self._prepared = prepare_target(self._hosts, self.target, trainer=self.trainer)
         return self._prepared
 
     def distribute(

@@ -43,11 +43,11 @@ def is_behind(migration: Migration) -> bool:
     if facts.relaunching or _has_phase_event(migration, ROLLBACK, STARTED):
         return False
     try:
-        found = migration.target_group.attempt_of_migration(plan.migration)
+        attempt = migration.target_group.attempt_of_migration(plan.migration)
     except HostError:
         # What the target does is not known. The journal has each seal; only the moment of the seal itself looks equal.
         return facts.sealed is None and _is_sealed(migration)
-    return found is not None and found.status is not None and found.status.epoch == plan.epoch
+    return attempt is not None and attempt.status is not None and attempt.status.epoch == plan.epoch
 
 
 def _is_sealed(migration: Migration) -> bool:
@@ -116,10 +116,10 @@ def _fence(migration: Migration) -> tuple[records.Fence, bool]:
 
 def _stop_facts(migration: Migration) -> Facts:
     """Return facts of the command to the source's engine: only a running one gets one."""
-    found = _newest_command(migration, migration.source_group, (records.STOP, records.SAVE))
-    if found is None:
+    newest_command = _newest_command(migration, migration.source_group, (records.STOP, records.SAVE))
+    if newest_command is None:
         return Facts()
-    number, command = found
+    number, command = newest_command
     facts = Facts(source_was_running=True, sealing_attempt=number)
     if command.action == records.STOP:
         facts = replace(facts, stop_sequence=command.sequence, takeover_step=command.step)

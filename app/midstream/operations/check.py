@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
 
 
-def check(fleet: Fleet, hosts: HostPool, name: str) -> Iterator[Check]:
+def check(hosts: HostPool, name: str) -> Iterator[Check]:
     """Yield the checks of a target or, without such a target, those of a run.
 
     Raises:
@@ -21,9 +20,9 @@ def check(fleet: Fleet, hosts: HostPool, name: str) -> Iterator[Check]:
     from midstream.check.trainer_advice import advise
     from midstream.operations.fleet_snapshot import fleet_snapshot, run_of
 
-    if name not in fleet.target_names:
-        snapshot = fleet_snapshot(fleet, hosts)
+    if name not in hosts.fleet.target_names:
+        snapshot = fleet_snapshot(hosts)
         if snapshot.copies(name):
             yield from advise(hosts, run_of(snapshot, name))
             return
-    yield from check_target(fleet, hosts, fleet.target(name))
+    yield from check_target(hosts, hosts.fleet.target(name))

@@ -43,7 +43,7 @@ def resolve_checkpoint(fleet: Fleet | None, hosts: HostPool, text: str) -> tuple
             raise UsageError(f"no host {name!r} in the fleet file", nearest(name, tuple(fleet.hosts)))
         host = hosts.get(name)
         return host, _without_tilde(host, directory)
-    return _newest_of(fleet, hosts, text)
+    return _newest_of(hosts, text)
 
 
 def _without_tilde(host: Host, directory: str) -> str:
@@ -54,8 +54,8 @@ def _without_tilde(host: Host, directory: str) -> str:
     return os.fsdecode(home) + directory[1:]
 
 
-def _newest_of(fleet: Fleet, hosts: HostPool, run_id: str) -> tuple[Host, str]:
-    run = find_run(fleet, hosts, run_id)
+def _newest_of(hosts: HostPool, run_id: str) -> tuple[Host, str]:
+    run = find_run(hosts, run_id)
     complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     if not complete:
         words = f"run {run_id} on {run.host} has no complete checkpoint"

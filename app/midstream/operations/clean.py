@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
-from midstream.check.fleet_leftovers import AnyLeftover, Examined, Skipped, find_leftovers
+from midstream.check.fleet_leftovers import AnyLeftover, ExaminedHost, Skipped, find_leftovers
 from midstream.errors import UsageError
 from midstream.suggestions import nearest_run
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
 
 
 def clean(
-    fleet: Fleet,
     hosts: HostPool,
     say: Callable[[str], None],
     run_id: str = "",
@@ -26,8 +24,7 @@ def clean(
     Those that were listed and ``agreed`` to are removed, unless they have changed since.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         say: Gets lines of progress.
         run_id: The run; empty for all.
         agreed: What may be removed; None: nothing is.
@@ -39,14 +36,14 @@ def clean(
     from midstream.check.slice_leftovers import find_slice_leftovers
 
     known, unreachable, remove = set[str](), list[str](), agreed is not None
-    for found in find_leftovers(fleet, hosts, run_id, remove=remove, agreed=agreed):
-        if isinstance(found, Examined):
+    for found in find_leftovers(hosts, run_id, remove=remove, agreed=agreed):
+        if isinstance(found, ExaminedHost):
             known |= set(found.runs)
             continue
         if isinstance(found, Skipped) and not found.run:
             unreachable.append(found.host)
         yield found
     if not run_id:
-        yield from find_slice_leftovers(fleet, say, remove=remove, agreed=agreed)
+        yield from find_slice_leftovers(hosts.fleet, say, remove=remove, agreed=agreed)
     elif run_id not in known and not remove:
         raise UsageError(f"no run {run_id!r}", nearest_run(run_id, sorted(known), unreachable))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import Row
+    from midstream.compare.comparison import ComparisonRow
     from midstream.compare.subject import Subject
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
     from midstream.watch.snapshot import Snapshot
@@ -27,19 +26,17 @@ class CompareRequest:
 
 
 def compare(
-    fleet: Fleet,
     hosts: HostPool,
     subject: Subject,
     request: CompareRequest,
     snapshot: Snapshot | None,
     report: Reporter,
     cancel: Event | None = None,
-) -> Iterator[Baseline | Row]:
+) -> Iterator[Baseline | ComparisonRow]:
     """Yield what a run measures now, then an estimate for each name, by compiling.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         subject: The run or config.
         request: What it is compared with.
         snapshot: The fleet's hosts; None where no name is a target.
@@ -51,6 +48,7 @@ def compare(
     from midstream.compare.candidates import candidates
     from midstream.compare.compiler import Compilers
 
+    fleet = hosts.fleet
     wanted = candidates(request.names, fleet, snapshot, request.prices)
     present = baseline(subject.run)
     if present is not None:
@@ -58,7 +56,7 @@ def compare(
     yield from comparing.compare(fleet, subject, wanted, Compilers(fleet, hosts, request.compile_on, report, cancel))
 
 
-def calibration_notes(rows: Sequence[Row]) -> list[str]:
+def calibration_notes(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return lines on how the estimates compare with measured steps."""
     known = {row.calibration for row in rows if row.calibration is not None}
     lines = sorted(each.describe() for each in known)

@@ -101,9 +101,9 @@ def create_target(
     fleet_slices.provider_of(target).create(name, target, say)
     created()
     try:
-        found = fleet_slices.with_slices(fleet, say, only=(name,))
-        fleet_slices.wait_for_login(found, name, say)
+        complete = fleet_slices.with_slices(fleet, say, only=(name,))
+        fleet_slices.wait_for_login(complete, name, say)
     except MidstreamError as error:
         message = f"{error.message}; {missing.path} costs money: midstream --delete {name}"
         raise MidstreamError(message, error.hint) from error
-    return found
+    return complete

@@ -57,7 +57,7 @@ def occupants_unknown(fleet: Fleet, name: str, place: str) -> Occupants:
 
 def described(run: RunView) -> str:
     """Return what the deletion means for a run that trains on the slice."""
-    complete = [each.step for each in run.checkpoints if each.complete]
+    complete = [checkpoint.step for checkpoint in run.checkpoints if checkpoint.complete]
     newest = f"its newest checkpoint is of step {max(complete)}" if complete else "it has no complete checkpoint"
     place = f"in {run.store}" if run.store else "on the slice's disks, which are deleted"
     return f"{run.run_id} trains on {run.host} at step {run.step}; {newest}" + (f", {place}" if complete else "")

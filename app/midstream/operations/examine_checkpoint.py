@@ -76,13 +76,13 @@ def find(fleet: Fleet | None, hosts: HostPool, text: str) -> CheckpointLocation:
     return CheckpointLocation(host, directory, access_for(fleet, directory) if in_bucket(directory) else None)
 
 
-def location_of(fleet: Fleet, hosts: HostPool, run: RunView, checkpoint: str) -> CheckpointLocation:
+def location_of(hosts: HostPool, run: RunView, checkpoint: str) -> CheckpointLocation:
     """Return the location of a checkpoint of a run, in its bucket or on its host."""
     from midstream.stores.bucket_access import access_for
 
     host = hosts.get(run.host)
     directory = records.RunPaths(host.root, run.run_id, run.store).checkpoint(checkpoint)
-    return CheckpointLocation(host, directory, access_for(fleet, directory) if run.store else None)
+    return CheckpointLocation(host, directory, access_for(hosts.fleet, directory) if run.store else None)
 
 
 def read_manifest(location: CheckpointLocation) -> records.Manifest:
@@ -140,14 +140,14 @@ def examine(location: CheckpointLocation, *, deep: bool) -> Examination:
 
 
 def _collect(reports: Iterable[Examining], location: CheckpointLocation) -> Examination:
-    from midstream.hosts.rpc.report_types import ArrayContent, Examined, Problem
+    from midstream.hosts.rpc.report_types import ArrayContent, ExaminedTree, Problem
 
     contents: dict[str, ArrayStatistics] = {}
     for report in reports:
         if isinstance(report, Problem):
             hint = engine_packages_hint() if report.kind == "engine" else ""
             raise MidstreamError(f"{location}: {report.message}", hint)
-        if isinstance(report, Examined):
+        if isinstance(report, ExaminedTree):
             problems = sorted(report.problems)
             return Examination(
                 report.objects, report.bytes, report.recorded, report.recomputed, problems, contents, report.by

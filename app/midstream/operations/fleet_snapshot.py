@@ -9,13 +9,12 @@ from midstream.errors import UsageError
 from midstream.suggestions import nearest_run
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.watch.snapshot import RunView, Snapshot
 
 
 def fleet_snapshot(
-    fleet: Fleet, hosts: HostPool, *, remember: bool = True, seen: Callable[[Snapshot], object] | None = None
+    hosts: HostPool, *, remember: bool = True, seen: Callable[[Snapshot], object] | None = None
 ) -> Snapshot:
     """Return the state of every host that answers within `watcher.SNAPSHOT_TIMEOUT`.
 
@@ -28,21 +27,21 @@ def fleet_snapshot(
     from midstream.watch.known_owners import remember_owners
     from midstream.watch.watcher import take_snapshot
 
-    snapshot = take_snapshot(fleet, hosts, seen=seen)
+    snapshot = take_snapshot(hosts, seen=seen)
     if remember:
-        remember_names(fleet, snapshot)
-        remember_devices(fleet, snapshot)
+        remember_names(hosts.fleet, snapshot)
+        remember_devices(hosts.fleet, snapshot)
         remember_owners(snapshot)
     return snapshot
 
 
-def find_run(fleet: Fleet, hosts: HostPool, run_id: str) -> RunView:
+def find_run(hosts: HostPool, run_id: str) -> RunView:
     """Return the run's copy that counts: the first one that is believed.
 
     Raises:
         UsageError: No reachable host has the run, or hosts only claim it.
     """
-    return run_of(fleet_snapshot(fleet, hosts), run_id)
+    return run_of(fleet_snapshot(hosts), run_id)
 
 
 def run_of(snapshot: Snapshot, run_id: str) -> RunView:

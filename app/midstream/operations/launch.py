@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from midstream_core import records
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
     from midstream.launch.launch_request import LaunchRequest
@@ -24,7 +23,7 @@ def restart_target(targets: Collection[str], snapshot: Snapshot, run: RunView) -
     return owner if owner in targets else run.host
 
 
-def launch(fleet: Fleet, hosts: HostPool, request: LaunchRequest, report: Reporter) -> Attempt:
+def launch(hosts: HostPool, request: LaunchRequest, report: Reporter) -> Attempt:
     """Install engine and environment on the target and start the run.
 
     Raises:
@@ -32,8 +31,7 @@ def launch(fleet: Fleet, hosts: HostPool, request: LaunchRequest, report: Report
     """
     from midstream.launch.launch_run_file import launch_any
 
-    config, run_id, flags = request.config, request.run_id, request.overrides
-    return launch_any(hosts, fleet, request.target, config, run_id, flags, report, request.agreed)
+    return launch_any(hosts, request, report)
 
 
 def wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> records.Status | None:

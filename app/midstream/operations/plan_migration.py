@@ -8,22 +8,21 @@ from midstream.counts import count
 from midstream.migrate.planning import planner
 
 if TYPE_CHECKING:
-    from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
     from midstream.watch.snapshot import Snapshot
 
 
-def check_ahead(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> None:
+def check_ahead(hosts: HostPool, snapshot: Snapshot, request: Request) -> None:
     """Refuse a request that would fail once its target exists and costs money.
 
     Raises:
         MidstreamError: It would be refused.
     """
-    target = fleet.slices.get(request.target)
+    target = hosts.fleet.slices.get(request.target)
     devices = target.device_count if target is not None else None
-    planner.check_ahead(fleet, hosts, snapshot, request, fleet.store_of_target(request.target), devices)
+    planner.check_ahead(hosts, snapshot, request, hosts.fleet.store_of_target(request.target), devices)
 
 
 def losses(plan: Plan) -> list[str]:

@@ -48,14 +48,13 @@ def content_of(proposal: RepairProposal) -> str:
     return json.dumps(proposal.value) if proposal.value is not None else "nothing: the file is moved aside"
 
 
-def find_damage(fleet: Fleet, hosts: HostPool, run_id: str, on: str = "") -> tuple[list[RepairProposal], list[str]]:
+def find_damage(hosts: HostPool, run_id: str, on: str = "") -> tuple[list[RepairProposal], list[str]]:
     """Return a proposal for each damaged record, and lines about damaged checkpoints.
 
     Checkpoints are not repaired.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         run_id: The run.
         on: The host; empty: all.
 
@@ -64,9 +63,10 @@ def find_damage(fleet: Fleet, hosts: HostPool, run_id: str, on: str = "") -> tup
     """
     from midstream.migrate.repair import gather, propose
 
+    fleet = hosts.fleet
     if on and on not in fleet.hosts:
         raise UsageError(f"no host {on!r} in the fleet file", f"hosts: {', '.join(fleet.hosts)}")
-    gathered = gather(fleet, hosts, run_id)
+    gathered = gather(hosts, run_id)
     _check_known(fleet, gathered, run_id, on)
     damaged = [
         f"{host}: checkpoint {checkpoint.name} is damaged ({checkpoint.damaged}): it is not used and not deleted"

@@ -70,7 +70,7 @@ def stop(hosts: HostPool, snapshot: Snapshot, run: RunView, say: Callable[[str],
     refuse_damaged(snapshot.deciding(run.run_id) or [run])
     if not run.attempt:
         raise MidstreamError(f"run {run.run_id} on {run.host} has no attempt to stop")
-    say(f"stopping {run.run_id} on {', '.join(each.host for each in snapshot.members(run))}: "
+    say(f"stopping {run.run_id} on {', '.join(member.host for member in snapshot.members(run))}: "
         f"{run.job_remark or 'saving first'}")  # fmt: skip
     shown: list[str] = []  # what the run said; not empty once it has the command
 

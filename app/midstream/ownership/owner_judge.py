@@ -52,7 +52,7 @@ class OwnerJudge:
             keys, remembered = accepted_keys(self.fleet), memory.recall(run_id)
         except MidstreamError as error:
             problem = str(error)
-            return Judgement(run_id, None, {each.host: Standing(CLAIM, problem) for each in copies}, problem=problem)
+            return Judgement(run_id, None, {copy.host: Standing(CLAIM, problem) for copy in copies}, problem=problem)
         if not keys and remembered is None and not any(each.ownership for each in copies):
             return Judgement(run_id, None, {each.host: Standing(UNSIGNED) for each in copies})
         checked = {each.host: check_chain(each.ownership, run_id, keys) for each in copies}

@@ -43,11 +43,11 @@ def check_chain(text: str, run_id: str, accepted: frozenset[str]) -> CheckedChai
         return CheckedChain(None, "it has no signed ownership record")
     # The text itself is not kept: a host may show ever new ones.
     key = hashlib.sha256(text.encode(errors="replace")).digest(), run_id, accepted
-    found = _known.pop(key, None) or _check(text, run_id, accepted)
-    _known[key] = found
+    chain = _known.pop(key, None) or _check(text, run_id, accepted)
+    _known[key] = chain
     if len(_known) > CACHED:
         _known.pop(next(iter(_known)), None)
-    return found
+    return chain
 
 
 def _check(text: str, run_id: str, accepted: frozenset[str]) -> CheckedChain:

@@ -27,7 +27,7 @@ UNANSWERED_TIME = 900.0  # seconds awake without an answer, after which a creati
 GRANTED_TIME = 900.0  # seconds that machines may take after a queue has granted them
 
 
-class _Stage(Enum):
+class _CreationStage(Enum):
     """Progress of a creation that this program requested."""
 
     NOT_STARTED = auto()  # a slice existed already
@@ -119,7 +119,7 @@ class _Creation:
         self.service, self.name, self.path, self.limit = service, name, service.path, limit
         self.token, self.report, self.cancel = secrets.token_hex(6), progress, cancel
         self._began = slice_service.clock()
-        self._stage = _Stage.NOT_STARTED
+        self._stage = _CreationStage.NOT_STARTED
         self._foreign = foreign  # a slice exists that midstream did not create
         self._unanswered = ""  # the last look's error, if it failed
         self._unanswered_since = 0.0  # when the looks began to fail
@@ -154,35 +154,35 @@ class _Creation:
 
         A call without an answer may have had its effect: the slice's token shows that.
         """
-        self._stage = before = _Stage.REFUSED
+        self._stage = before = _CreationStage.REFUSED
         self.report(f"requesting {self.path}: {self.service.text}")
         polling = Polling(cancel=self.cancel)
         for calls_left in reversed(range(MAX_START_CALLS)):
             self._check_cancelled()
             try:
-                self._stage, self._requested = _Stage.UNANSWERED, slice_service.clock()
+                self._stage, self._requested = _CreationStage.UNANSWERED, slice_service.clock()
                 self.service.start(self.token)
-                self._stage = _Stage.STARTED
+                self._stage = _CreationStage.STARTED
                 return
             except ProviderError as error:
                 if self.service.partial:
-                    before = _Stage.UNANSWERED
+                    before = _CreationStage.UNANSWERED
                 if error.kind == ErrorKind.EXISTS:
                     if self._is_ours(before):
-                        self._stage = _Stage.STARTED  # by the previous call
+                        self._stage = _CreationStage.STARTED  # by the previous call
                         return
                     self._stage = before
                     raise
                 without_effect = error.kind != ErrorKind.UNAVAILABLE
-                self._stage = before = before if without_effect else _Stage.UNANSWERED
+                self._stage = before = before if without_effect else _CreationStage.UNANSWERED
                 if not calls_left or (without_effect and error.kind != ErrorKind.RATE):
                     raise
                 self.report(f"{self.path}: the service does not answer ({error.message}); trying again")
                 polling.wait()
 
-    def _is_ours(self, before: _Stage) -> bool:
+    def _is_ours(self, before: _CreationStage) -> bool:
         """Return whether what has the name carries our token; waits until a look succeeds."""
-        if before == _Stage.REFUSED:
+        if before == _CreationStage.REFUSED:
             return False  # no call of ours had an effect
         polling = Polling(cancel=self.cancel)
         while True:
@@ -270,7 +270,7 @@ class _Creation:
 
         A look that failed is no evidence.
         """
-        if self._stage == _Stage.NOT_STARTED:
+        if self._stage == _CreationStage.NOT_STARTED:
             return
         try:
             error = self.service.failure()
@@ -287,13 +287,13 @@ class _Creation:
 
         Returns what may be left over and cost money (empty if nothing is), and the result in words.
         """
-        if self._stage == _Stage.NOT_STARTED and self._foreign:
+        if self._stage == _CreationStage.NOT_STARTED and self._foreign:
             return "", f"{self.path} existed before and is not changed"
-        if self._stage == _Stage.NOT_STARTED:
+        if self._stage == _CreationStage.NOT_STARTED:
             words = f"{self.path} was requested earlier and is not changed: midstream --delete {self.path}"
             return words, words
         nothing = "nothing was created, nothing costs money"
-        if self._stage == _Stage.REFUSED:
+        if self._stage == _CreationStage.REFUSED:
             return "", nothing
         try:
             deleted = self._delete_own()
@@ -317,20 +317,20 @@ class _Creation:
         """
         polls, polling = 0, Polling()
         while True:
-            found = slice_service.find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
-            if found is not None:
-                if found.labels.get(TOKEN_LABEL) != self.token:
+            own = slice_service.find_patiently(self.service.find, also=(ErrorKind.CREDENTIALS,))
+            if own is not None:
+                if own.labels.get(TOKEN_LABEL) != self.token:
                     return False  # another slice of the same name
-                deletion.delete(self.service, found, self.report)
+                deletion.delete(self.service, own, self.report)
                 return True
             if self._listed or self._failed:
-                return self._stage == _Stage.STARTED
+                return self._stage == _CreationStage.STARTED
             polls += 1
             if polls >= NOT_FOUND_POLLS and slice_service.clock() - self._requested > NOT_FOUND_TIME:
                 break
             if polls == 1:
                 self.report(f"{self.path}: not listed yet; it is deleted as soon as it is")
             polling.wait()
-        if self._stage == _Stage.STARTED:
+        if self._stage == _CreationStage.STARTED:
             raise ProviderError(f"it was requested, and is not listed after {duration(NOT_FOUND_TIME)}")
         return False

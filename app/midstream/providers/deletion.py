@@ -63,12 +63,12 @@ def delete_existing(service: Service, progress: Progress) -> None:
     Raises:
         ProviderError: It does not exist, or something remains.
     """
-    found = slice_service.find_patiently(service.find)
-    if found is None:
+    existing = slice_service.find_patiently(service.find)
+    if existing is None:
         raise ProviderError(
             f"{service.path} does not exist", "midstream --status lists the slices", ErrorKind.NOT_FOUND
         )
-    delete(service, found, progress)
+    delete(service, existing, progress)
 
 
 def _is_another(before: Slice, now: Slice) -> bool:

@@ -6,8 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import ErrorKind, ProviderError
+from midstream.providers.service_types import Message
 
 _PERMISSION = re.compile(r"[Pp]ermission '?([a-z]+(?:\.[A-Za-z]+)+)'?(?: denied)?(?: on (?:resource )?'?([^\s']+)'?)?")
 # Limits on calls, which pass; other limits concern the requested resources.

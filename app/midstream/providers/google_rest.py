@@ -7,7 +7,7 @@ import json
 import os
 
 from midstream.errors import UsageError
-from midstream.providers.gcp.service_types import Message
+from midstream.providers.service_types import Message
 from midstream_core.json_types import JsonValue
 
 CALL_TIMEOUT = 30.0  # seconds

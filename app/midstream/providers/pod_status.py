@@ -18,7 +18,7 @@ def pod_status(fleet: Fleet, host: str, config: KubernetesHostConfig) -> tuple[S
     deleted. UNKNOWN is no evidence: the pod runs or waits, or the cluster does not answer, or it may be another one,
     as the fleet file names none, and this process has never seen the pod.
     """
-    current_context.look_up(config)
+    current_context.look_up(config.cluster)
     try:
         pods = look_up_pods(host, config)
     except HostError as error:

@@ -13,21 +13,76 @@ import re
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from midstream.errors import UsageError
 from midstream.fleet.slice_target import SliceTarget
+from midstream.providers import os_login
 from midstream.providers.provider import ErrorKind, Progress, ProviderError, Slice
 from midstream.state_directory import make_directory, state_directory
 from midstream_core.json_types import JsonObject
 
 KEYGEN_TIMEOUT = 30.0  # seconds
+NEW_SLICE_AGE = 900.0  # seconds; workers of an older slice have booted
+SSH_KEYS = "ssh-keys"  # key of the metadata; its value has one line `USER:TYPE KEY COMMENT` for each key
 PUBLISHED = "published.json"  # what each worker has published, by its name in known_hosts
 KEY_KINDS = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ssh-rsa")
 # Any program on a worker may publish anything. A line end in it would be a line of our own files, which ssh obeys.
 _KEY, _HOSTNAME = re.compile(r"[A-Za-z0-9+/]{4,4096}={0,3}"), re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}")
+
+
+def grant_access(
+    name: str,
+    target: SliceTarget,
+    found: Slice,
+    progress: Progress,
+    install: Callable[[str, str], object],
+    published: Callable[[], Sequence[dict[str, str]]],
+    *,
+    touch: bool,
+) -> dict[str, dict[str, Any]]:
+    """Install our key on the workers, and return their entries of the fleet file.
+
+    Args:
+        name: Name of the target in the fleet file.
+        target: The target.
+        found: Its slice.
+        progress: Gets lines of progress.
+        install: Installs (user name, public key) on the workers, unless the target names an account of OS Login.
+        published: Returns what each worker publishes: its host keys by kind, and ``hostname``.
+        touch: False installs and creates no key.
+
+    Raises:
+        ProviderError: The service refused, or a worker has no address of the requested kind.
+        UsageError: The key of the target cannot be used, or OS Login is in force and the target names no account.
+    """
+    key = identity(target, progress, create=touch)
+    user = target.user or getpass.getuser()
+    if touch and key is not None:
+        public = public_key(key)
+        if target.os_login:
+            user = os_login.import_key(target.os_login, public, found.project)
+        else:
+            install(user, public)
+    return write_access(name, target, found, published(), user, key)
+
+
+def key_line(user: str, public: str) -> str:
+    """Return a line of the metadata `SSH_KEYS`."""
+    return f"{user}:{public} {user}"
+
+
+def has_key(lines: Iterable[str], line: str) -> bool:
+    """Return whether lines of the metadata have the user and the key of ``line``."""
+    return any(other.split()[:2] == line.split()[:2] for other in lines)
+
+
+def boots(found: Slice) -> bool:
+    """Return whether workers may not have published their host keys yet."""
+    return found.created is None or time.time() - found.created < NEW_SLICE_AGE
 
 
 def write_access(

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 from midstream.errors import MidstreamError
-from midstream.hosts.rpc.report_types import Examined
+from midstream.hosts.rpc.report_types import ExaminedTree
 from midstream.stores.bucket import Bucket
 from midstream.stores.bucket_access import Access
 from midstream_core import records
@@ -64,7 +64,7 @@ class BucketCheckpoint:
             raise MidstreamError(f"{self.url}: {records.TRAIN} is not an object", "midstream --verify reads it")
         return cast(dict[str, Any], train)
 
-    def examine(self) -> Examined:
+    def examine(self) -> ExaminedTree:
         """Read and hash every object once."""
         manifest, listed = self.manifest(), self._bucket.names()
 
@@ -80,7 +80,7 @@ class BucketCheckpoint:
             train = self.train() if records.TRAIN in listed else {}
             digest = records.root_digest(manifest.array_entries, hashes, train.get("state", {}))
         named = {entry.path for entry in manifest.object_entries}
-        return Examined(
+        return ExaminedTree(
             extra=sorted(listed.keys() - named - {records.MANIFEST}),
             recorded=manifest.root_digest,
             recomputed=digest,

@@ -117,16 +117,6 @@ class BucketHost:
         limit: int = ANSWER_LIMIT,
         what: str = "",
     ) -> Completed:
-        """Run a command on the machine that has the bucket's client.
-
-        Args:
-            argv: The program and its arguments. No shell expands them.
-            stdin: Bytes for its standard input.
-            env: Added to the machine's environment.
-            timeout: Seconds.
-            limit: Bytes of stdout that are accepted.
-            what: Name of the command in messages; by default ``argv[0]``.
-        """
         return self._machine.run(argv, stdin=stdin, env=env, timeout=timeout, limit=limit, what=what)
 
     def open(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, window: int | None = None) -> Process:

@@ -26,13 +26,13 @@ class BucketWriters:
     def of_attempt(self, attempt: int) -> str:
         """Return why a process of an attempt may be writing; empty where none may."""
         found = self._unanswered() or self._may_write(attempt) or self._may_write(MIGRATION)
-        if found or any(each.attempt == attempt for each in self.reports) or attempt == MIGRATION:
+        if found or any(report.attempt == attempt for report in self.reports) or attempt == MIGRATION:
             return found
         return f"no host of the fleet has a record of attempt {attempt}: it may be running elsewhere"
 
     def any(self) -> str:
         """Return why some process may be writing; empty where none may."""
-        attempts = {each.attempt for each in self.reports}
+        attempts = {report.attempt for report in self.reports}
         return self._unanswered() or next((why for number in sorted(attempts) if (why := self._may_write(number))), "")
 
     def _unanswered(self) -> str:
@@ -43,7 +43,7 @@ class BucketWriters:
 
     def _may_write(self, attempt: int) -> str:
         """Return the first reason of a process of which no host proves the end."""
-        mine = [each for each in self.reports if each.attempt == attempt]
+        mine = [report for report in self.reports if report.attempt == attempt]
         ended = {each.process for each in mine if each.state == ENDED}
         open_ = [each for each in mine if each.state == RUNNING or each.process not in ended]
         return open_[0].why if open_ else ""

@@ -21,8 +21,8 @@ from midstream.printable import printable
 from midstream_core.json_types import JsonObject, object_or_empty
 from midstream_host.driver.run_file import MAX_LOCK
 
-LARGEST_FILE = 16 << 20  # bytes of a lock file
-MOST_PACKAGES = 2000  # of one platform
+MAX_FILE_SIZE = 16 << 20  # bytes of a lock file
+MAX_PACKAGES = 2000  # of one platform
 MARKER = "@EXPLICIT"
 NOARCH = "noarch"
 CATEGORIES = ("main", "dev")  # of a conda-lock.yml that are installed, as conda-lock does by default
@@ -140,7 +140,7 @@ def lists_of(text: str) -> str | None:
 
 def by_platform(lists: str) -> dict[str, CondaList]:
     """Return the lists of a run file. Errors as of `lists_of`."""
-    found = [explicit_list(_HEADING + each) for each in lists.split(_HEADING)[1:]]
+    found = [explicit_list(_HEADING + section) for section in lists.split(_HEADING)[1:]]
     platforms = {each.platform: each for each in found}
     if "".join(map(str, found)) != lists or len(platforms) < len(found):
         raise UsageError("is no sequence of explicit lists, one for each platform")
@@ -161,7 +161,7 @@ def explicit_list(text: str) -> CondaList:
         elif line and not line.startswith(("#", MARKER)):
             url, _, digest = line.partition("#")
             packages.append(_package(url, digest))
-    subdirs = {_subdir(each.url) for each in packages} - {NOARCH}
+    subdirs = {_subdir(package.url) for package in packages} - {NOARCH}
     if not stated and len(subdirs) == 1:
         stated = next(iter(subdirs))
     if not stated:
@@ -173,8 +173,8 @@ def explicit_list(text: str) -> CondaList:
 
 
 def _unified(text: str) -> list[CondaList]:
-    if len(text) > LARGEST_FILE:
-        raise UsageError(f"has more than {LARGEST_FILE} bytes")
+    if len(text) > MAX_FILE_SIZE:
+        raise UsageError(f"has more than {MAX_FILE_SIZE} bytes")
     try:
         value = load_plain_quickly(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -196,10 +196,10 @@ def _unified(text: str) -> list[CondaList]:
         digests = object_or_empty(row.get("hash"))
         packages.setdefault(platform, {})
         if manager == "conda":
-            found = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))
-            if found.name.lower() != name.lower():
-                raise UsageError(f"package {_shown(name)} has the file of {_shown(found.name)}")
-            packages[platform][found] = None
+            package = _package(_text(row, "url"), str(digests.get("sha256") or digests.get("md5") or ""))
+            if package.name.lower() != name.lower():
+                raise UsageError(f"package {_shown(name)} has the file of {_shown(package.name)}")
+            packages[platform][package] = None
         elif manager == "pip":
             source = row.get("source")
             url = _text(source if isinstance(source, dict) else row, "url")
@@ -228,20 +228,20 @@ def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipP
     """Return the list, of packages that can be installed together."""
     if not _PLATFORM.fullmatch(platform):
         raise UsageError(f"{_shown(platform)} is no platform of conda", "linux-64, linux-aarch64, osx-arm64, ...")
-    found = CondaList(platform, tuple(packages), tuple(pip))
-    if len(found.packages) + len(found.pip) > MOST_PACKAGES:
-        raise UsageError(f"{platform}: more than {MOST_PACKAGES} packages")
-    if not found.packages:
+    checked = CondaList(platform, tuple(packages), tuple(pip))
+    if len(checked.packages) + len(checked.pip) > MAX_PACKAGES:
+        raise UsageError(f"{platform}: more than {MAX_PACKAGES} packages")
+    if not checked.packages:
         raise UsageError(f"{platform}: no package of conda is in it", HASHES_HINT)
-    for package in found.packages:
+    for package in checked.packages:
         if _subdir(package.url) not in (platform, NOARCH):
             raise UsageError(f"{platform}: {_shown(_hidden(package.url))} is for {_shown(_subdir(package.url))}")
-    for kind in (found.packages, found.pip):
-        names = [re.sub(r"[-_.]+", "-", each.name).lower() if kind is found.pip else each.name for each in kind]
+    for kind in (checked.packages, checked.pip):
+        names = [re.sub(r"[-_.]+", "-", each.name).lower() if kind is checked.pip else each.name for each in kind]
         twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         if twice is not None:
             raise UsageError(f"{platform}: {twice} is in it twice")
-    return found
+    return checked
 
 
 def _package(url: str, digest: str) -> CondaPackage:
@@ -286,7 +286,7 @@ def _segments(url: str) -> list[str]:
     named = [*split.path.split("/")[1:]]
     token = next((after for before, after in pairwise(named) if before == "t"), "")
     secret = bool(token) and not VARIABLE.search(token)
-    if secret or (at and not all(VARIABLE.fullmatch(each) for each in user.split(":"))):
+    if secret or (at and not all(VARIABLE.fullmatch(word) for word in user.split(":"))):
         raise UsageError(f"{_shown(_hidden(url))} has credentials", CREDENTIALS_HINT)
     parts = [unquote(each) for each in named]
     if len(parts) < 2 or any(each in ("", ".", "..") or "/" in each or not each.isprintable() for each in parts):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from midstream.errors import UsageError
 
-MOST_FILES = 64
+MAX_FILES = 64
 _OPTION = re.compile(r"(-[a-zA-Z]|--[a-z-]+)(?:\s*=\s*|\s+|(?<=^-[a-zA-Z]))(\S.*)$")
 _COMMENT = re.compile(r"(?:^|\s+)#.*$")
 _INCLUDES = ("-r", "--requirement")
@@ -45,7 +45,7 @@ def _expanded(name: str, text: str, read: Callable[[str], str], including: tuple
         where = f"{name}, line {number}"
         if option in _INCLUDES:
             other = posixpath.normpath(posixpath.join(posixpath.dirname(name), value))
-            if other in including or len(including) >= MOST_FILES:
+            if other in including or len(including) >= MAX_FILES:
                 raise UsageError(f"{where}: {value} includes itself")
             yield from _expanded(other, read(other), read, (*including, other))
         elif option in _CONSTRAINTS:

@@ -110,10 +110,10 @@ def parse_run_file(text: str, path: Path, read: Callable[[str], str] | None = No
         raise UsageError(f"{path}, line {mark.line + 1 if mark else 1}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
-    return _Parser(path, value, read).parse()
+    return _RunFileParser(path, value, read).parse()
 
 
-class _Parser:
+class _RunFileParser:
     def __init__(self, path: Path, value: JsonValue, read: Callable[[str], str] | None) -> None:
         self._path, self._read = path, read
         if not isinstance(value, dict):
@@ -229,13 +229,17 @@ class _Parser:
         given = self._value.get("checkpoints")
         if defaults.checkpoints is None and not given:
             raise self._error("checkpoints", "missing", 'checkpoints: {rule: glob, pattern: "ckpt-*.pt"}')
-        found = self._part("checkpoints", Checkpoints, defaults.checkpoints or Checkpoints("glob"))
-        if found.rule not in RULES:
-            raise self._error("checkpoints.rule", f"{found.rule!r} is no rule", nearest(found.rule, tuple(RULES)))
-        if found.rule == "glob" and not found.pattern:
+        checkpoints = self._part("checkpoints", Checkpoints, defaults.checkpoints or Checkpoints("glob"))
+        if checkpoints.rule not in RULES:
+            raise self._error(
+                "checkpoints.rule", f"{checkpoints.rule!r} is no rule", nearest(checkpoints.rule, tuple(RULES))
+            )
+        if checkpoints.rule == "glob" and not checkpoints.pattern:
             raise self._error("checkpoints.pattern", "missing", 'pattern: "ckpt-*.pt"')
-        self._check_pattern("checkpoints.pattern", found.pattern, "checkpoints: {directory: ...} names the directory")
-        return found
+        self._check_pattern(
+            "checkpoints.pattern", checkpoints.pattern, "checkpoints: {directory: ...} names the directory"
+        )
+        return checkpoints
 
     def _metrics(self, defaults: TrainerDefaults) -> Metrics:
         if defaults.metrics is None and "metrics" not in self._value:
@@ -243,45 +247,45 @@ class _Parser:
         given = self._value.get("metrics", {})
         default = defaults.metrics or Metrics("")
         source = given.get("source", default.source) if isinstance(given, dict) else ""
-        found = self._part(
+        metrics = self._part(
             "metrics", Metrics, default if source == default.source else Metrics("", first_step=default.first_step)
         )
-        if found.source not in SOURCES:
-            raise self._error("metrics.source", f"{found.source!r} is no source", nearest(found.source, SOURCES))
-        if found.source == "regex" and "(?P<step>" not in found.pattern:
+        if metrics.source not in SOURCES:
+            raise self._error("metrics.source", f"{metrics.source!r} is no source", nearest(metrics.source, SOURCES))
+        if metrics.source == "regex" and "(?P<step>" not in metrics.pattern:
             raise self._error(
                 "metrics.pattern",
                 "needs a group step, and a group loss",
                 r'pattern: "iter (?P<step>\d+): loss (?P<loss>\S+)"',
             )
-        hint = f'path: "{PATHS.get(found.source, "")}"'
-        if found.source in PATHS and not found.path:
-            raise self._error("metrics.path", f"missing for {found.source}", hint)
-        self._check_pattern("metrics.path", found.path.removeprefix("{out}/").lstrip("/"), hint)
-        return found
+        hint = f'path: "{PATHS.get(metrics.source, "")}"'
+        if metrics.source in PATHS and not metrics.path:
+            raise self._error("metrics.path", f"missing for {metrics.source}", hint)
+        self._check_pattern("metrics.path", metrics.path.removeprefix("{out}/").lstrip("/"), hint)
+        return metrics
 
     def _check_pattern(self, key: str, pattern: str, hint: str) -> None:
         """Check that a pattern can match: a path below a directory."""
-        if pattern and (PLACEHOLDER.search(pattern) or any(part in ("", ".", "..") for part in pattern.split("/"))):
+        if pattern and (PLACEHOLDER.search(pattern) or any(word in ("", ".", "..") for word in pattern.split("/"))):
             raise self._error(key, f"{pattern!r} is not a path below the directory that is searched", hint)
 
     def _batch(self, command: list[str], defaults: TrainerDefaults) -> BatchDivision:
         divides = any("{accumulation}" in word or "{per_device}" in word for word in command)
         default = dataclasses.replace(defaults.batch, kept_by=BY_COMMAND) if divides else defaults.batch
-        found = self._part("batch", BatchDivision, default)
-        if found.kept_by not in BATCHES:
-            raise self._error("batch.kept_by", f"{found.kept_by!r} is none", nearest(found.kept_by, BATCHES))
-        if found.kept_by == BY_COMMAND and not found.sequences:
+        batch = self._part("batch", BatchDivision, default)
+        if batch.kept_by not in BATCHES:
+            raise self._error("batch.kept_by", f"{batch.kept_by!r} is none", nearest(batch.kept_by, BATCHES))
+        if batch.kept_by == BY_COMMAND and not batch.sequences:
             raise self._error(
                 "batch.sequences",
                 "missing: {per_device} and {accumulation} are computed from it",
                 "batch: {sequences: 64}",
             )
-        return found
+        return batch
 
     def _stop(self, defaults: TrainerDefaults) -> Stop:
         found = self._part("stop", Stop, defaults.stop)
-        known = tuple(each.name for each in signal.Signals)
+        known = tuple(Signal.name for Signal in signal.Signals)
         if found.signal not in known:
             raise self._error("stop.signal", f"{found.signal!r} is no signal", nearest(found.signal, known))
         return found
@@ -289,18 +293,18 @@ class _Parser:
     def _environment(self, defaults: TrainerDefaults) -> TrainerEnvironment:
         value = self._value.get("environment", {})
         given = object_or_empty(value)
-        found = self._part(
+        environment = self._part(
             "environment", TrainerEnvironment, TrainerEnvironment(packages=list(defaults.packages)), _REQUIREMENTS
         )
         named = [key for key in _REQUIREMENTS if key in given]
         if not named:
-            return found
-        if found.python or len(named) > 1:
+            return environment
+        if environment.python or len(named) > 1:
             raise self._error("environment", "python, requirements and lock exclude each other")
         name, key = str(given[named[0]]), f"environment.{named[0]}"
         read = partial(self._file_beside, key=key)
         try:
-            return dataclasses.replace(found, **packages_of(self._path.parent / name, name, read))
+            return dataclasses.replace(environment, **packages_of(self._path.parent / name, name, read))
         except UsageError as error:
             if error.message.startswith(f"{self._path}: "):  # of `_file_beside`
                 raise

@@ -181,7 +181,7 @@ def _decide(files: list[_ComparedFile]) -> tuple[list[HistoryObject], list[str],
         Entries to copy, paths of the target's files to keep, paths of the target's files to set aside first.
     """
     ahead = {file.attempt for file in files if file.is_metrics and file.target_is_longer}
-    wanted: list[HistoryObject] = []
+    objects: list[HistoryObject] = []
     kept: list[str] = []
     aside: list[str] = []
     for file in files:
@@ -195,8 +195,8 @@ def _decide(files: list[_ComparedFile]) -> tuple[list[HistoryObject], list[str],
             continue
         if file.is_metrics and file.size is not None and not file.shared:
             aside.append(file.path)
-        wanted.append(file.entry)
-    return wanted, kept, aside
+        objects.append(file.entry)
+    return objects, kept, aside
 
 
 def _compare(source: Endpoint, target: Endpoint, run_id: str, files: list[HistoryObject]) -> list[_ComparedFile]:

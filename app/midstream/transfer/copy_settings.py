@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import COPY_ROUTES, HostConfig
+from midstream.fleet.fleet import COPY_ROUTES
 from midstream.fleet.quantities import parse_ports, parse_rate
 from midstream.hosts.host import Host
 
@@ -45,7 +45,7 @@ def settings_of_hosts(source: Host, target: Host) -> CopySettings:
 
     The lower limit applies, and a direct route is allowed only if both hosts allow it.
     """
-    configs = [config for host in (source, target) if (config := _config(host)) is not None]
+    configs = [host.config for host in (source, target) if host.config is not None]
     limits = [parse_rate(config.bandwidth_limit) for config in configs if config.bandwidth_limit]
     routes = [config.copy_route for config in configs if config.copy_route]
     route = next((each for each in (RELAY, DIRECT) if each in routes), AUTO)
@@ -54,12 +54,6 @@ def settings_of_hosts(source: Host, target: Host) -> CopySettings:
 
 def ports_of(host: Host, settings: CopySettings) -> tuple[int, int] | None:
     """Return the first and last port on which the host may listen."""
-    config = _config(host)
-    if config is not None and config.copy_ports:
-        return parse_ports(config.copy_ports)
+    if host.config is not None and host.config.copy_ports:
+        return parse_ports(host.config.copy_ports)
     return settings.ports
-
-
-def _config(host: Host) -> HostConfig | None:
-    config = getattr(host, "config", None)
-    return config if isinstance(config, HostConfig) else None

@@ -32,12 +32,12 @@ from midstream.transfer.link import HIGH_LATENCY, REMOTE, Link, probe
 from midstream.transfer.partial_objects import apart, gaps
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
-from midstream.transfer.route import Route
+from midstream.transfer.route import StreamRoute
 from midstream.transfer.send_queue import MIN_STREAM_BYTES, SendQueue, ranges, split
 from midstream.transfer.stream import Events, Stream
 from midstream.transfer.stream_pool import SMALL_COPY, StreamPool
 from midstream.transfer.target_session import TargetSession, new_generation
-from midstream.transfer.tree_contents import HASH_TIMEOUT, Contents, malformed, read_contents
+from midstream.transfer.tree_contents import HASH_TIMEOUT, TreeContents, malformed, read_contents
 from midstream.transfer.waiting_interpreters import waiting_interpreters
 from midstream_core import records
 from midstream_host.allowlist import CHECKPOINT
@@ -88,7 +88,7 @@ def copy_tree(
 
 
 def copy_contents(
-    contents: Contents,
+    contents: TreeContents,
     target: Endpoint,
     *,
     manifest: str = records.MANIFEST,
@@ -137,7 +137,7 @@ class _Survey:
 
 @dataclass
 class _TreeCopy:
-    contents: Contents
+    contents: TreeContents
     target: Endpoint
     manifest: str
     progress: Callable[[Progress], None] | None
@@ -248,7 +248,7 @@ class _TreeCopy:
 
         def begin(number: int) -> Stream | None:
             one = direct.get(str(source))
-            route = Route(source, self.target, link(number), self.settings, self.contents.kind, one)
+            route = StreamRoute(source, self.target, link(number), self.settings, self.contents.kind, one)
             if number and not (route.favors_streams and number < min(route.streams, total // MIN_STREAM_BYTES)):
                 return None
             return route.open(generation, events, small=total < SMALL_COPY)
@@ -306,7 +306,7 @@ class _TreeCopy:
                 continue
             link = links[str(source)].result()
             one = direct.get(str(source))
-            route = Route(source, self.target, link, self.settings, self.contents.kind, one)
+            route = StreamRoute(source, self.target, link, self.settings, self.contents.kind, one)
             partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
             partial_paths = {entry["path"] for entry in partial_entries}
             items: list[CopyItem] = []

@@ -18,7 +18,7 @@ from midstream.transfer.errors import TransferError
 from midstream.transfer.link import Link, probe
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import Progress
-from midstream.transfer.route import Route
+from midstream.transfer.route import StreamRoute
 from midstream.transfer.send_queue import SendQueue
 from midstream.transfer.stream import Events
 from midstream.transfer.stream_pool import StreamPool
@@ -142,7 +142,7 @@ class IncrementalCopy:
             probed = settings if direct is None else replace(settings, route=RELAY)  # `direct` finds out more
             link = probe(self._source.host, self._target.host, probed)
             probing.set_result(link)
-            route = Route(*ends, link, settings, CHECKPOINTS, direct)
+            route = StreamRoute(*ends, link, settings, CHECKPOINTS, direct)
             queue = SendQueue(route, deque(), self._expected)
             staging = _NoStaging(self._target, generation)
             limit = self._settings.bandwidth_limit

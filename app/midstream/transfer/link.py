@@ -182,12 +182,12 @@ def _probe_from_here(source: Host, target: Host, settings: CopySettings) -> Link
     if not host.peer_address:
         return Link("ssh", not_direct=BEHIND_PROXY)
     try:
-        found = _connect(here, host, settings, [host.peer_address])
+        connection = _connect(here, host, settings, [host.peer_address])
     except (HostError, OSError, ValueError) as error:
         return Link("ssh", not_direct=str(error)[:REASON_LIMIT])
-    if found["address"] and found["seconds"] is not None:
-        return Link("direct", found["seconds"], listener, found["address"])
-    return Link("ssh", not_direct=found["why"][:REASON_LIMIT])
+    if connection["address"] and connection["seconds"] is not None:
+        return Link("direct", connection["seconds"], listener, connection["address"])
+    return Link("ssh", not_direct=connection["why"][:REASON_LIMIT])
 
 
 def _connect(
@@ -222,7 +222,7 @@ def _operator_address(host: Host) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Listening:
+class Listener:
     """A program on a host that waits for a connection."""
 
     process: Process
@@ -230,7 +230,7 @@ class Listening:
     addresses: tuple[str, ...]
 
 
-def wait_listening(process: Process, host: Host) -> Listening:
+def wait_listening(process: Process, host: Host) -> Listener:
     """Wait until the program has reported its port.
 
     Raises:
@@ -240,7 +240,7 @@ def wait_listening(process: Process, host: Host) -> Listening:
     try:
         for report in checked_reports(process, Endpoint(host, "")):
             if isinstance(report, report_types.Listening):
-                return Listening(process, report.port, tuple(report.addresses))
+                return Listener(process, report.port, tuple(report.addresses))
             why = report.message if isinstance(report, report_types.CopyProblem | report_types.Waiting) else ""
             raise HostError(f"{host.name}: {why or 'it does not listen'}")
         words = process.stderr_text().strip().splitlines()

@@ -20,7 +20,7 @@ from midstream.transfer.copy_tree import copy_contents
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.report import CopyReport, Progress
-from midstream.transfer.tree_contents import Contents, read_contents
+from midstream.transfer.tree_contents import TreeContents, read_contents
 from midstream_core import records
 from midstream_core.json_types import JsonValue
 from midstream_host.allowlist import CHECKPOINT
@@ -28,7 +28,7 @@ from midstream_host.allowlist import CHECKPOINT
 Wanted = Callable[[str], bool]  # path of an object -> whether it is wanted
 
 
-def endpoints_of(contents: Contents, hosts: Mapping[str, Host]) -> dict[str, Endpoint]:
+def endpoints_of(contents: TreeContents, hosts: Mapping[str, Host]) -> dict[str, Endpoint]:
     """Return the other endpoints of a spread checkpoint, by the names in its manifest.
 
     Args:
@@ -142,7 +142,9 @@ def fan_out(
     return {name: each.result() for name, each in running.items()}
 
 
-def _shares(contents: Contents, targets: Mapping[str, Endpoint], needs: Mapping[str, Wanted]) -> dict[str, Contents]:
+def _shares(
+    contents: TreeContents, targets: Mapping[str, Endpoint], needs: Mapping[str, Wanted]
+) -> dict[str, TreeContents]:
     manifest = records.Manifest.from_json(decode_file(contents.text, str(contents.first)), str(contents.first))
     objects: list[dict[str, JsonValue]] = []
     for described, entry in zip(manifest.objects, manifest.object_entries, strict=True):

@@ -20,7 +20,7 @@ from midstream_host.copy import disk_receiver, sender
 from midstream_host.copy.requested_items import new_key
 
 
-class Route:
+class StreamRoute:
     """Route of the streams from ``source`` to ``target``, for one ``kind`` of tree."""
 
     def __init__(

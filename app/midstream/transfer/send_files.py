@@ -16,7 +16,7 @@ from midstream.transfer.copy_settings import RELAY, CopySettings, settings_of_ho
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.link import probe
 from midstream.transfer.progress import Meter
-from midstream.transfer.route import Route
+from midstream.transfer.route import StreamRoute
 from midstream.transfer.send_queue import SendQueue, ranges
 from midstream.transfer.stream import Events
 from midstream.transfer.stream_pool import StreamPool
@@ -59,7 +59,7 @@ def send_files(
         session.wait_for(Ready, on_problem=on_problem, cancel=cancel)
         if files:
             link = probe(source.host, target.host, replace(settings, route=RELAY))
-            queue = SendQueue(Route(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
+            queue = SendQueue(StreamRoute(source, target, link, replace(settings, streams=1), HISTORY), deque(items))
             limit = settings.bandwidth_limit
             pool = StreamPool(session, events, [queue], meter, explain=explain, bandwidth_limit=limit, cancel=cancel)
             pool.run({entry["path"] for entry in files}, landed=session.commit)

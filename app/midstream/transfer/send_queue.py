@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from midstream.transfer.early_stream import EarlyStream
-from midstream.transfer.route import Route
+from midstream.transfer.route import StreamRoute
 from midstream.transfer.stream import MAX_QUEUED_BYTES, Stream
 from midstream_host.copy_items import CopyItem, CopyObject, HistoryObject
 
@@ -69,7 +69,7 @@ class SendQueue:
         early: Streams that were opened before the items were known.
     """
 
-    route: Route
+    route: StreamRoute
     items: deque[CopyItem]
     expected: int = 0
     streams: list[Stream] = field(default_factory=list[Stream])

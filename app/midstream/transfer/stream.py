@@ -31,7 +31,7 @@ MAX_QUEUED_ITEMS = 4096
 Events = Queue[object]  # `Reported` and `Ended` of programs; `Opened`, `Refused` and `Added` of a `StreamPool`
 
 
-class Reporter(Protocol):
+class StreamReporter(Protocol):
     """A program on a host whose reports are put on `Events`."""
 
     def failure(self) -> MidstreamError:
@@ -43,21 +43,21 @@ class Reporter(Protocol):
 class Reported:
     """A report of a program."""
 
-    origin: Reporter
+    origin: StreamReporter
     report: CopyLine
 
 
 @dataclass(frozen=True)
-class Ended:
+class StreamEnd:
     """A program's output has ended."""
 
-    origin: Reporter
+    origin: StreamReporter
 
 
 class Stream:
     """A sender and a receiver that run.
 
-    Puts the receiver's lines on ``events``, each as `Reported`, and `Ended` at the end.
+    Puts the receiver's lines on ``events``, each as `Reported`, and `StreamEnd` at the end.
 
     Attributes:
         last_report: The report with which the receiver has ended the stream, as soon as it is read.
@@ -196,7 +196,7 @@ class Stream:
             self._target_error = error
         finally:
             self.ended = True
-            self._events.put(Ended(self))
+            self._events.put(StreamEnd(self))
 
     # ------------------------------------------------------------------------------------------------- the end
 

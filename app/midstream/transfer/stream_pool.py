@@ -20,7 +20,7 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.progress import Meter
 from midstream.transfer.send_queue import MIN_STREAM_BYTES, SendQueue, split, stream_count
-from midstream.transfer.stream import Ended, Events, Reported, Reporter, Stream
+from midstream.transfer.stream import Events, Reported, Stream, StreamEnd, StreamReporter
 from midstream_core.json_types import JsonValue
 from midstream_host.copy_items import CopyItem, CopyObject
 
@@ -201,7 +201,7 @@ class StreamPool:
             queue.more = not event.last
             waiting.update(item["path"] for item in event.items)
             self._share(queue)
-        elif isinstance(event, Reported | Ended) and isinstance(event.origin, Stream):
+        elif isinstance(event, Reported | StreamEnd) and isinstance(event.origin, Stream):
             if event.origin not in self._opened:  # opened early, and not used
                 return
             if isinstance(event, Reported):
@@ -210,10 +210,10 @@ class StreamPool:
                 raise event.origin.failure()
         elif isinstance(event, Reported):
             self._reported(event.origin, event.report, waiting)
-        elif isinstance(event, Ended):
+        elif isinstance(event, StreamEnd):
             raise event.origin.failure()
 
-    def _reported(self, origin: Reporter, report: CopyLine, waiting: set[str]) -> None:
+    def _reported(self, origin: StreamReporter, report: CopyLine, waiting: set[str]) -> None:
         if isinstance(report, CopyProblem):
             raise self._problem(origin, report)
         if isinstance(report, Placed):
@@ -230,7 +230,7 @@ class StreamPool:
             stream.done = True
             self._share(self._queue_of(stream))
 
-    def _stream(self, origin: Reporter) -> Stream:
+    def _stream(self, origin: StreamReporter) -> Stream:
         """Return the origin of a report that only a stream's receiver may send."""
         if not isinstance(origin, Stream):
             host = self._staging.target.host.name
@@ -279,7 +279,7 @@ class StreamPool:
             for stream in busy:
                 stream.set_rate(rate)
 
-    def _problem(self, origin: Reporter, report: CopyProblem) -> MidstreamError:
+    def _problem(self, origin: StreamReporter, report: CopyProblem) -> MidstreamError:
         kind, path, message = report.kind, report.path, report.message
         target = self._staging.target
         if kind == "source":

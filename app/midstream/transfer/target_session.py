@@ -18,7 +18,7 @@ from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, R
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import RESUME_HINT
-from midstream.transfer.stream import Ended, Events, Reported
+from midstream.transfer.stream import Events, Reported, StreamEnd
 from midstream.transfer.stream_transport import start
 from midstream_core.json_types import JsonObject, JsonValue
 from midstream_host.copy import session
@@ -37,7 +37,7 @@ def new_generation() -> str:
 class TargetSession:
     """Session with the program at the target, as events.
 
-    Puts each line of the program on ``events``, as `Reported`, and `Ended` at the end.
+    Puts each line of the program on ``events``, as `Reported`, and `StreamEnd` at the end.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TargetSession:
                 event = self._events.get(timeout=POLL_INTERVAL)
             except Empty:
                 continue
-            if isinstance(event, Ended) and event.origin is self:
+            if isinstance(event, StreamEnd) and event.origin is self:
                 raise self.failure()
             if not isinstance(event, Reported) or event.origin is not self:
                 continue  # of a stream that was closed
@@ -154,7 +154,7 @@ class TargetSession:
         except (OSError, ValueError, MidstreamError) as error:
             self._error = error
         finally:
-            self._events.put(Ended(self))
+            self._events.put(StreamEnd(self))
 
     def failure(self) -> MidstreamError:
         """Return the error of a session that has ended too early."""

@@ -13,14 +13,14 @@ CLOCK_SKEW = datetime.timedelta(days=1)  # hosts' clocks may be wrong
 
 
 @dataclass(frozen=True)
-class Certificate:
+class TlsCertificate:
     """A certificate and its key in PEM. The key is not part of ``repr``."""
 
     certificate: str
     key: str = field(repr=False)
 
 
-def make_certificate(name: str) -> Certificate:
+def make_certificate(name: str) -> TlsCertificate:
     """Create a self-signed certificate with a new key (ECDSA over P-256)."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -44,15 +44,15 @@ def make_certificate(name: str) -> Certificate:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return Certificate(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
+    return TlsCertificate(certificate.public_bytes(serialization.Encoding.PEM).decode(), private.decode())
 
 
 @dataclass(frozen=True)
 class TlsPeers:
     """Both ends of direct connections, with certificates that no other copy has."""
 
-    listens: Certificate
-    dials: Certificate
+    listens: TlsCertificate
+    dials: TlsCertificate
 
     def listener(self, ports: tuple[int, int] | None, *, ssh_address: bool = False) -> dict[str, JsonValue]:
         """Return the listening program's ``peer`` argument.

@@ -23,7 +23,7 @@ HASH_TIMEOUT = 600.0  # seconds for a call that reads one manifest, or hashes on
 
 
 @dataclass(frozen=True)
-class Contents:
+class TreeContents:
     """A tree to copy.
 
     Attributes:
@@ -44,11 +44,11 @@ class Contents:
     host_of: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = CHECKPOINT
 
-    def only(self, wanted: Callable[[str], bool]) -> Contents:
+    def only(self, wanted: Callable[[str], bool]) -> TreeContents:
         """Return the contents with the wanted objects alone."""
         return replace(self, objects=tuple(entry for entry in self.objects if wanted(entry["path"])))
 
-    def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> Contents:
+    def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> TreeContents:
         """Return the contents with other hosts' objects assigned to ``endpoints``.
 
         ``endpoints``: host name -> endpoint.
@@ -86,7 +86,7 @@ class Contents:
         return [(self.endpoints[name] if name else self.first, entries) for name, entries in entries_of.items()]
 
 
-def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Contents:
+def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> TreeContents:
     """Read a tree's manifest at its source.
 
     The text is parsed on this machine; nothing else that the source says of the objects is used.
@@ -96,18 +96,18 @@ def read_contents(source: Endpoint, manifest: str, kind: str = CHECKPOINT) -> Co
     """
     source.prepare()
     try:
-        found = source.host.call(remote_objects.describe, timeout=HASH_TIMEOUT)(
+        description = source.host.call(remote_objects.describe, timeout=HASH_TIMEOUT)(
             directory=source.directory, manifest=manifest
         )
     except RemoteError as error:
         if error.kind != "NoTreeError":
             raise
         raise TransferError(error.message) from error
-    contents = contents_of(source, found["manifest"], manifest, kind)
-    return replace(contents, problems=tuple((path, what) for path, what in found["problems"]))
+    contents = contents_of(source, description["manifest"], manifest, kind)
+    return replace(contents, problems=tuple((path, what) for path, what in description["problems"]))
 
 
-def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> Contents:
+def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> TreeContents:
     """Parse the text of a manifest that was read at ``source``.
 
     Raises:
@@ -122,7 +122,7 @@ def contents_of(source: Endpoint, text: str, manifest: str, kind: str) -> Conten
         ) from None
     if kind == DATA:
         _check_digest(source, value)
-    return Contents(source, text, tuple(objects), kind=kind)
+    return TreeContents(source, text, tuple(objects), kind=kind)
 
 
 def _check_digest(source: Endpoint, value: Mapping[str, Any]) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 
 from midstream.hosts.host import Host, Process
 from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.prepared_calls import begin_open, close_opened
 from midstream.hosts.rpc.remote_call import open_interpreter
 from midstream.hosts.ssh.ssh_host import SshHost
 from midstream_host.copy import session
@@ -23,17 +24,8 @@ class WaitingInterpreters:
     """The interpreters of one host, for programs of `midstream_host.copy`."""
 
     def __init__(self, host: Host, count: int) -> None:
-        self._host = host
         self._lock = threading.Lock()
-        self._free: list[Future[Process]] = [Future() for _ in range(count)]
-        for opened in self._free:
-            threading.Thread(target=self._open, args=(opened,), name="copy-interpreter", daemon=True).start()
-
-    def _open(self, opened: Future[Process]) -> None:
-        try:
-            opened.set_result(open_interpreter(self._host, session.serve))
-        except BaseException as error:  # noqa: BLE001  the program that needs it starts its own, and reports
-            opened.set_exception(error)
+        self._free = [begin_open(partial(open_interpreter, host, session.serve)) for _ in range(count)]
 
     def take(self) -> Process | None:
         """Return an interpreter that no program has.
@@ -48,13 +40,7 @@ class WaitingInterpreters:
         """End the interpreters that are left, as soon as they have started. Idempotent."""
         with self._lock:
             left, self._free = self._free, []
-        for opened in left:
-            opened.add_done_callback(_end)
-
-
-def _end(opened: Future[Process]) -> None:
-    if opened.exception() is None:
-        opened.result().close()
+        close_opened(left)
 
 
 @contextmanager

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
 from midstream.printable import printable
-from midstream_core import records
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
     from midstream.check.fleet_leftovers import AnyLeftover
     from midstream.compare.baseline import Baseline
-    from midstream.compare.comparison import Row as Estimated
+    from midstream.compare.comparison import ComparisonRow
     from midstream.costs.cost_report import CostReport
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from midstream.operations.examine_checkpoint import CheckpointLocation
     from midstream.operations.list_slices import SliceListing
     from midstream.operations.repair import Repair
+    from midstream.operations.run_log import RunLog
     from midstream.watch.host_log import LogLines
     from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
@@ -45,7 +45,7 @@ _CONFIG_SECTION = re.compile(r"^(data|model|trainer|optimizer)[ \t]*:", re.MULTI
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetChoice:
     """A migration target: its name in the fleet file and its hosts.
 
     ``allocation``: it is one of SLURM; its host is the login node, which other targets may have too.
@@ -84,7 +84,7 @@ class Actions:
         self._hosts = hosts
         self._holds: dict[str, Callable[[], None]] = {}
 
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[TargetChoice, ...]:
         """Return the targets; one whose hosts are unknown has none, and its plan says why.
 
         A worker of a slice is no target: a run there would wait for the devices of the others.
@@ -95,7 +95,7 @@ class Actions:
         names = [
             name for name in fleet.target_names if name in fleet.targets or not fleet_slices.target_of_host(fleet, name)
         ]
-        return tuple(Target(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
+        return tuple(TargetChoice(name, fleet.hosts_of(name), fleet.slurm_of(name) is not None) for name in names)
 
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
         """Plan a migration, without side effects.
@@ -108,9 +108,9 @@ class Actions:
 
         missing = creatable_target(self._fleet, request.target)
         if missing is not None:
-            check_ahead(self._fleet, self._hosts, snapshot, request)
+            check_ahead(self._hosts, snapshot, request)
             raise TargetMissingError(missing)
-        return planner.make_plan(self._fleet, self._hosts, snapshot, request)
+        return planner.make_plan(self._hosts, snapshot, request)
 
     def create(self, missing: CreatableTarget, run_id: str = "") -> None:
         """Create the target and wait until it is ready.
@@ -129,10 +129,12 @@ class Actions:
 
         fleet, hosts = self._fleet, self._hosts
         if run_id and missing.price_class != PODS:
-            require_fit(fleet, hosts, missing.target, lambda: of_run_named(fleet, hosts, run_id, ()), report)
+            require_fit(hosts, missing.target, lambda: of_run_named(hosts, run_id, ()), report)
         create_target(fleet, missing, report)
 
-    def estimates(self, run: RunView, names: str, report: Reporter, cancel: Event) -> Iterator[Baseline | Estimated]:
+    def estimates(
+        self, run: RunView, names: str, report: Reporter, cancel: Event
+    ) -> Iterator[Baseline | ComparisonRow]:
         """Yield an estimate of a run for each of ``names``, by compiling for it.
 
         ``names`` are those of accelerators or targets.
@@ -143,15 +145,15 @@ class Actions:
         from midstream.operations.compare import CompareRequest, compare
         from midstream.operations.fleet_snapshot import fleet_snapshot
 
-        fleet, hosts = self._fleet, self._hosts
-        subject = of_run(fleet, hosts, run, ())
-        yield from compare(fleet, hosts, subject, CompareRequest(names), fleet_snapshot(fleet, hosts), report, cancel)
+        hosts = self._hosts
+        request = CompareRequest(names)
+        yield from compare(hosts, of_run(hosts, run, ()), request, fleet_snapshot(hosts), report, cancel)
 
     def costs(self, seconds: float) -> CostReport:
         """Return what hosts, runs and migrations have cost in the last ``seconds``."""
         from midstream.costs.collect import collect
 
-        return collect(self._fleet, self._hosts, seconds)
+        return collect(self._hosts, seconds)
 
     def slices(self) -> SliceListing:
         """List the TPU slices of the fleet file's projects and zones."""
@@ -163,14 +165,14 @@ class Actions:
         """Check a target before a run starts there, or a run before it is moved."""
         from midstream.operations.check import check
 
-        return list(check(self._fleet, self._hosts, name))
+        return list(check(self._hosts, name))
 
     def find_damage(self, run_id: str) -> tuple[list[Repair], list[str]]:
         """Return proposals for a run's records, and lines about damaged checkpoints."""
         from midstream.operations.repair import Repair, find_damage
 
-        proposals, damaged = find_damage(self._fleet, self._hosts, run_id)
-        return [Repair(each) for each in proposals], damaged
+        proposals, damaged = find_damage(self._hosts, run_id)
+        return [Repair(proposal) for proposal in proposals], damaged
 
     def repair(self, proposals: Sequence[RepairProposal]) -> str:
         """Write the replacements that the user has agreed to. Return the outcome."""
@@ -184,7 +186,7 @@ class Actions:
         """Adopt the trainer that runs in a directory ``HOST:DIR``. Return the outcome."""
         from midstream.launch.adopt_process import adopt_process, adopted_words
 
-        return adopted_words(adopt_process(self._hosts, self._fleet, place))
+        return adopted_words(adopt_process(self._hosts, place))
 
     def delete(self, place: str, report: Callable[[str], None]) -> str:
         """Delete a slice, or the slice or pods of a target. Return the outcome.
@@ -199,7 +201,7 @@ class Actions:
         """Yield each check as it completes, without side effects."""
         from midstream.migrate.planning import preflight
 
-        return preflight.run_checks(self._fleet, self._hosts, plan)
+        return preflight.run_checks(self._hosts, plan)
 
     def start(self, plan: Plan) -> str:
         """Start the migration in a process of its own, and return its id.
@@ -224,10 +226,10 @@ class Actions:
         """Keep a migration from finishing while a question about its rollback is open."""
         from midstream.migrate.journal.migration_directory import MigrationDirectory
 
-        self.release(migration)
+        self.end_hold(migration)
         self._holds[migration] = MigrationDirectory(migration).hold()
 
-    def release(self, migration: str) -> None:
+    def end_hold(self, migration: str) -> None:
         """Let a migration finish again."""
         if release := self._holds.pop(migration, None):
             release()
@@ -237,7 +239,7 @@ class Actions:
         from midstream.migrate import migration_process
 
         migration_process.rollback(migration, agreed=agreed)
-        self.release(migration)
+        self.end_hold(migration)
         migration_process.refuse_late_rollback(migration)
 
     def continue_(self, migration: str) -> None:
@@ -257,7 +259,7 @@ class Actions:
         """Yield the checks of a launch as each completes, without side effects on runs."""
         from midstream.check.launch_checks import check_request
 
-        return check_request(self._fleet, self._hosts, request)
+        return check_request(self._hosts, request)
 
     def command(self, *words: str) -> str:
         """Return a midstream command line with this fleet file, to paste into a shell."""
@@ -272,7 +274,7 @@ class Actions:
         """Install engine and environment on the target and start the run. Return its id."""
         from midstream.operations.launch import launch
 
-        return launch(self._fleet, self._hosts, request, report).run_id
+        return launch(self._hosts, request, report).run_id
 
     def leftovers(
         self, report: Callable[[str], None], agreed: Collection[AnyLeftover] | None = None
@@ -287,7 +289,7 @@ class Actions:
 
         found: list[AnyLeftover] = []
         try:
-            found.extend(clean(self._fleet, self._hosts, report, agreed=agreed))
+            found.extend(clean(self._hosts, report, agreed=agreed))
         except MidstreamError as error:  # what was found and removed before it is shown
             found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
         return found
@@ -329,21 +331,25 @@ class Actions:
         """
         from midstream.watch.host_log import read_page
 
-        return read_page(self._hosts.get(run.host), self._log(run, process), begin, end)
+        log = self._log(run, process)
+        return read_page(log.host, log.path, begin, end)
 
     def search_log(self, run: RunView, process: int, query: LogQuery, place: int) -> LogMatches:
         """Count the matching lines of a process's log; find those next to byte ``place``."""
         from midstream.watch.host_log import search
 
-        return search(self._hosts.get(run.host), self._log(run, process), query, place)
+        log = self._log(run, process)
+        return search(log.host, log.path, query, place)
 
     def _location(self, run: RunView, name: str) -> CheckpointLocation:
         from midstream.operations.examine_checkpoint import location_of
 
-        return location_of(self._fleet, self._hosts, run, name)
+        return location_of(self._hosts, run, name)
 
-    def _log(self, run: RunView, process: int) -> str:
-        return records.RunPaths(self._hosts.get(run.host).root, run.run_id).attempt(run.attempt).log(process)
+    def _log(self, run: RunView, process: int) -> RunLog:
+        from midstream.operations.run_log import log_on
+
+        return log_on(self._hosts.get(run.host), run, process)
 
     def ssh_hosts(self) -> tuple[dict[str, str], list[str], str]:
         """Return SSH hosts, gcloud's projects and the path of the fleet file.
@@ -378,13 +384,13 @@ class Actions:
 
         Suspend the screen first.
         """
+        from midstream.hosts.host_pool import open_host
         from midstream.hosts.prompter import PROMPTS
-        from midstream.hosts.shell import open_shell
         from midstream.hosts.ssh import failed_logins
 
         PROMPTS.reset()  # a declined host key may be offered again
         failed_logins.forget()
-        return open_shell(host, self._fleet.hosts[host])
+        return open_host(host, self._fleet.hosts[host]).open_shell()
 
     def migrations(self) -> tuple[MigrationView, ...]:
         """Return all migrations, newest first."""

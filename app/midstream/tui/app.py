@@ -136,7 +136,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         self.app_resume_signal.subscribe(self, self._draw_again)
         self.follow()
         if self._start_run:
-            from midstream.tui.screens.run.run_screen import RunScreen
+            from midstream.tui.screens.run_screen import RunScreen
 
             self.push_screen(RunScreen(self._start_run, guide=DEMO_GUIDE if self._demo else ""))
         self.call_after_refresh(self._begin)
@@ -195,18 +195,18 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         targets = self.actions.targets()
         hosts = next((target.hosts for target in targets if target.name == request.target), ())
         links = {host.name: host.link for host in self.screen_state.snapshot.hosts}
-        known = self.screen_state.snapshot.copies(request.run_id)
-        if known and hosts and all(links.get(host) == LIVE for host in hosts):
+        copies = self.screen_state.snapshot.copies(request.run_id)
+        if copies and hosts and all(links.get(host) == LIVE for host in hosts):
             self.request = None
             self.open_wizard(request.run_id, request)
 
     def open_run(self, run_id: str, *, started: float | None = None) -> None:
-        from midstream.tui.screens.run.run_screen import RunScreen
+        from midstream.tui.screens.run_screen import RunScreen
 
         self.push_screen(RunScreen(run_id, started=started))
 
     def open_launch(self, request: LaunchRequest) -> None:
-        from midstream.tui.screens.launch import launch_form
+        from midstream.tui.screens import launch_form
 
         front = self.front_screen
         if front is not None and request.config is not None:
@@ -216,8 +216,8 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
 
     def open_wizard(self, run_id: str, request: Request | None = None) -> None:
         """Open the migration wizard for a run, or the run's open migration if it has one."""
-        from midstream.tui.screens.migration.migration_screen import MigrationScreen
-        from midstream.tui.screens.migration.wizard import WizardScreen
+        from midstream.tui.screens.migration_screen import MigrationScreen
+        from midstream.tui.screens.wizard import WizardScreen
 
         migrations = self.screen_state.migrations
         under_way = next((view for view in migrations if view.open and view.plan.run_id == run_id), None)

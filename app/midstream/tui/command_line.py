@@ -16,8 +16,8 @@ from midstream.tui.commands import Word
 from midstream.tui.screens import word_operations
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.style import palette
 
 VIEWS = {"run": "curves", "log": "logs", "checkpoints": "checkpoints", "info": "info"}  # of the run screen
@@ -132,18 +132,18 @@ def _argument(app: BaseApp, word: Word, text: str) -> str:
 
     Raises UsageError.
     """
-    known = _arguments(app, word)
+    arguments = _arguments(app, word)
     if text and word.argument in TYPED:
         return text
-    found = [text] if text in known else [each for each in known if text and each.startswith(text)]
+    found = [text] if text in arguments else [each for each in arguments if text and each.startswith(text)]
     if len(found) == 1:
         return found[0]
     kind = word.argument.lower()
     if not text:
-        raise UsageError(f"{word.name} needs a {kind}", nearest(text, known[:10]))
+        raise UsageError(f"{word.name} needs a {kind}", nearest(text, arguments[:10]))
     if found:
         raise UsageError(f"{text!r} is the beginning of {len(found)} {kind}s", ", ".join(found[:5]))
-    raise UsageError(f"no such {kind} {text!r}", nearest(text, known[:1000]) if len(known) <= 10 else "")
+    raise UsageError(f"no such {kind} {text!r}", nearest(text, arguments[:1000]) if len(arguments) <= 10 else "")
 
 
 def _front(app: BaseApp) -> MidstreamScreen:

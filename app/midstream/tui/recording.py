@@ -22,7 +22,7 @@ from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
-from midstream.tui.actions import Actions, Target
+from midstream.tui.actions import Actions, TargetChoice
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 
@@ -239,7 +239,7 @@ class _ReplayActions:
     def migrations(self) -> tuple[MigrationView, ...]:
         return self._replay.migrations()
 
-    def targets(self) -> tuple[Target, ...]:
+    def targets(self) -> tuple[TargetChoice, ...]:
         return ()
 
     def command(self, *words: str) -> str:

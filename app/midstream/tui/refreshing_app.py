@@ -110,13 +110,13 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
         from midstream.terminal_alert import alert
 
         shown = self.front_screen.migration if self.front_screen is not None else ""
-        found = notifications.between(before, self.screen_state)
-        for item in found:
+        changes = notifications.between(before, self.screen_state)
+        for item in changes:
             if item.alert:
                 self.background.run(
                     lambda text=item.text: self.call_later(self._alert, alert(text)), self._alert_failed
                 )
-        items = [item for item in found if not item.migration or item.migration != shown]
+        items = [item for item in changes if not item.migration or item.migration != shown]
         for item in items[:MAX_TOASTS]:
             self.notify(item.text, severity=item.severity, markup=False)
         if len(items) > MAX_TOASTS:

@@ -18,8 +18,8 @@ class TableCommands(Provider):
     def _found(self) -> list[tuple[commands.Command, Callable]]:
         if not isinstance(self.screen, MidstreamScreen):
             return []
-        found = commands.of_focus(self.screen.SCOPE, parts=(), readonly=self.screen.midstream.readonly)
-        table = itertools.chain.from_iterable(found.values())
+        focus = commands.of_focus(self.screen.SCOPE, parts=(), readonly=self.screen.midstream.readonly)
+        table = itertools.chain.from_iterable(focus.values())
         return [(command, partial(self.screen.run_action, command.action)) for command in table]
 
     async def discover(self) -> Hits:

@@ -25,10 +25,10 @@ def read_entries(file: Path) -> dict[str, Any]:
     """Return the entries, each below the key of its fleet file."""
     try:
         with file.open(encoding="utf-8") as opened:
-            found = json.loads(opened.read(_LARGEST))
+            value = json.loads(opened.read(_LARGEST))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def write_entry(file: Path, fleet_path: str | Path, entry: Any) -> None:

@@ -27,13 +27,15 @@ def read_log(host: Host, path: str) -> Iterator[str]:
 
 def _parts(host: Host, path: str, offset: int) -> Iterator[run_state.Lines]:
     """Yield the log from byte ``offset`` on. Errors as of `read_log`."""
-    while (part := host.call(run_state.read_lines)(path=path, offset=offset, limit=PART_SIZE)).text:
-        if not offset < part.offset <= offset + PART_SIZE:
+    while (chunk := host.call(run_state.read_lines)(path=path, offset=offset, limit=PART_SIZE)).text:
+        if not offset < chunk.offset <= offset + PART_SIZE:
             raise RemoteError(
-                f"{host.name}: runs.run_state.read_lines: offset {part.offset} after {offset} in {path}", "Answer", HINT
+                f"{host.name}: runs.run_state.read_lines: offset {chunk.offset} after {offset} in {path}",
+                "Answer",
+                HINT,
             )
-        offset = part.offset
-        yield part
+        offset = chunk.offset
+        yield chunk
 
 
 class LogFollower:

@@ -29,11 +29,11 @@ def hosts_of_file(fleet_path: Path) -> dict[str, str] | None:
 
     None if they are unknown, or if the file has changed since this version of midstream has read it.
     """
-    known = read_entries(fleets_file()).get(fleet_key(fleet_path))
+    entry = read_entries(fleets_file()).get(fleet_key(fleet_path))
     try:
-        if not isinstance(known, dict) or known["file"] != _stamp(fleet_path):
+        if not isinstance(entry, dict) or entry["file"] != _stamp(fleet_path):
             return None
-        hosts = known["hosts"]
+        hosts = entry["hosts"]
     except (OSError, KeyError):
         return None
     if not isinstance(hosts, dict) or not all(isinstance(kind, str) for kind in hosts.values()):

@@ -49,14 +49,14 @@ def remember_names(fleet: Fleet, snapshot: Snapshot) -> None:
     if not fleet.path or not os.path.exists(fleet.path):
         return
     with suppress(OSError):
-        known = read_entries(names_file()).get(fleet_key(fleet.path), {})
+        entry = read_entries(names_file()).get(fleet_key(fleet.path), {})
         hosts, room = _of_live_hosts(fleet, snapshot), EARLIER_SIZE
         for host in snapshot.hosts:
-            if host.name not in hosts and isinstance(known, dict) and host.name in known:
-                room -= len(json.dumps(known[host.name], indent=1))
+            if host.name not in hosts and isinstance(entry, dict) and host.name in entry:
+                room -= len(json.dumps(entry[host.name], indent=1))
                 if room >= 0:
-                    hosts[host.name] = known[host.name]
-        if hosts != known:
+                    hosts[host.name] = entry[host.name]
+        if hosts != entry:
             write_entry(names_file(), fleet.path, hosts)
 
 
@@ -91,7 +91,7 @@ def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, JsonValue]:
 
     config = fleet.hosts.get(run.host)
     paths = records.RunPaths(config.root if config else "", run.run_id, run.store)
-    complete = [one for one in run.checkpoints if one.complete and one.accepted]
+    complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     newest = sorted(complete, key=lambda one: (one.step, one.attempt), reverse=True)[:CHECKPOINTS]
     prefix = "" if run.store else f"{run.host}:"
     return {

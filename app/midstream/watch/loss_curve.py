@@ -165,7 +165,7 @@ class CurveRows(Sequence[Row]):
 
         ``rows``: how many of the last rows are searched; None: all.
         """
-        if name != "attempt" and not any(each.has_column(name) for each in tuple(self._splice.attempts.values())):
+        if name != "attempt" and not any(attempt.has_column(name) for attempt in tuple(self._splice.attempts.values())):
             return None  # without a look at each row: a trainer may log no loss at all
         for position in range(self._length - 1, max(-1, self._length - 1 - (rows or self._length)), -1):
             exists, value = self._splice.get(position, name)

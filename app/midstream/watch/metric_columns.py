@@ -141,9 +141,9 @@ class _PackedColumns:
             return None
         length = len(self._values) // len(self.names)
         begin = length * self.names.index(name)
-        found = _Column()
-        found.fill(self._kinds[begin : begin + length], self._values[begin : begin + length])
-        return found
+        added = _Column()
+        added.fill(self._kinds[begin : begin + length], self._values[begin : begin + length])
+        return added
 
 
 class MetricColumns:

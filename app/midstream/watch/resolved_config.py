@@ -27,7 +27,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """Field that differs, by its dotted name.
 
     ``kind``: ``added``, ``removed`` or ``changed``.
@@ -77,18 +77,18 @@ def value_of(text: str) -> RunConfig:
         raise MidstreamError(f"the configuration in the log cannot be read: {words}", "midstream --log RUN") from None
 
 
-def changes(before: str, after: str) -> list[Change]:
+def changes(before: str, after: str) -> list[ConfigChange]:
     """Return the fields in which two configurations (YAML) differ, sorted by name."""
     one, other = (_flat(value_of(text) or {}) for text in (before, after))
     found = []
     for name in sorted(one.keys() | other.keys()):
         first, second = one.get(name, _ABSENT), other.get(name, _ABSENT)
         if second is _ABSENT:
-            found.append(Change(name, "removed", before=first))
+            found.append(ConfigChange(name, "removed", before=first))
         elif first is _ABSENT:
-            found.append(Change(name, "added", after=second))
+            found.append(ConfigChange(name, "added", after=second))
         elif first != second:
-            found.append(Change(name, "changed", first, second))
+            found.append(ConfigChange(name, "changed", first, second))
     return found
 
 
@@ -97,7 +97,7 @@ def unchanged(first: int, second: int) -> str:
     return f"attempts {first} and {second} have the same configuration"
 
 
-def line(change: Change, arrow: str = "->") -> str:
+def line(change: ConfigChange, arrow: str = "->") -> str:
     """Format a change in one line.
 
     The forms are ``~ trainer.per_device_parallelism 16 -> 8``, ``+ name after`` and ``- name before``.

@@ -153,7 +153,7 @@ class RunCopy:
         self._curve.restart(attempt)
 
     def _other_positions(self, attempt: int) -> tuple[tuple[int, int, int], ...]:
-        return tuple([each for each in self.positions if each[0] != attempt])
+        return tuple([position for position in self.positions if position[0] != attempt])
 
 
 def _record(kind: Any, name: str, value: Any) -> Any:

@@ -109,8 +109,8 @@ class RunOrder:
 
     def hosts(self, run_id: str) -> tuple[int, ...]:
         """Return the numbers of the hosts with a copy of the run, in their order."""
-        found = self._hosts.get(run_id, ())
-        return (found,) if isinstance(found, int) else found
+        host = self._hosts.get(run_id, ())
+        return (host,) if isinstance(host, int) else host
 
     def rank(self, run_id: str) -> int | None:
         """Return the index of a run in ``ids``, None of an unknown run."""

@@ -54,9 +54,9 @@ class SharedValues:
 
     def _remember(self, key: str | bytes, value: Any) -> object:
         """Return the value known by ``key``; store ``value`` as known if there was none."""
-        found = self._known.get(key)
-        if found is not None:
-            return found
+        shared = self._known.get(key)
+        if shared is not None:
+            return shared
         if len(key) <= LONGEST:
             self._known[key] = value
             self._size += 2 * len(key) + OVERHEAD

@@ -162,7 +162,7 @@ class ShellProbeParser:
 
     def _gpu_rows(self) -> list[nvidia.Row]:
         fields, lines = self._sections.get("gpus", ("", []))
-        return nvidia.parse_rows("\n".join(lines), [each for each in fields.split(",") if each])
+        return nvidia.parse_rows("\n".join(lines), [word for word in fields.split(",") if word])
 
     def _accelerators(self) -> list[dict[str, Any]]:
         if self._devices is not None:

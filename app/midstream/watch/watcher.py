@@ -118,7 +118,7 @@ class Watcher:
         return lambda: self._unsubscribe(callback)
 
     def _unsubscribe(self, callback: Callable[[Snapshot], object]) -> None:
-        self._subscribers = tuple(each for each in self._subscribers if each is not callback)
+        self._subscribers = tuple(subscriber for subscriber in self._subscribers if subscriber is not callback)
 
     def wait_for(self, predicate: Callable[[Snapshot], object], timeout: float | None = None) -> Snapshot | None:
         """Return the first snapshot from now on for which ``predicate`` is true.
@@ -190,7 +190,6 @@ class Watcher:
 
 
 def take_snapshot(
-    fleet: Fleet,
     hosts: HostPool,
     timeout: float = SNAPSHOT_TIMEOUT,
     only: Collection[str] | None = None,
@@ -202,13 +201,12 @@ def take_snapshot(
     for the checkpoints of a run whose bucket does not answer.
 
     Args:
-        fleet: The fleet.
         hosts: Its hosts.
         timeout: Seconds. A host that waits for its turn to connect, in a large fleet, has this time from then on.
         only: Names of the hosts to poll; all by default.
         seen: Gets the snapshots on the way, in which some hosts have not answered yet. Called on this thread.
     """
-    watcher = Watcher(fleet, hosts, only=only)
+    watcher = Watcher(hosts.fleet, hosts, only=only)
     watcher.start()
     condition = _answered if seen is None else _showing(_answered, seen)
     try:

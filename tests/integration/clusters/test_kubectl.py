@@ -23,7 +23,6 @@ from midstream.hosts import current_context
 from midstream.hosts.host_pool import HostPool, open_host
 from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.pod_job import PodJob
-from midstream.hosts.shell_line import shell_line
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream_host.machine import checks
@@ -117,7 +116,7 @@ def test_other_current_context_is_not_followed(
 
 
 def test_printed_line_runs_in_the_pod(host: KubernetesHost) -> None:
-    line = shell_line("pod", host.config, "printf '%s' \"$HOSTNAME\"")
+    line = host.shell_line("printf '%s' \"$HOSTNAME\"")
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
     assert done.stdout == "train-0", done.stderr
 

@@ -20,14 +20,12 @@ from midstream.flags import parse
 from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget
 from midstream.fleet.fleet_file import load_fleet, parse_fleet
 from midstream.fleet.job_pods import WAIT, job_manifest
-from midstream.headless.fleet.target_creation import settle_unused
-from midstream.hosts import pod_job
+from midstream.headless.target_creation import settle_unused
+from midstream.hosts import kubernetes_host, pod_job
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.pod_job import PodJob
 from midstream.hosts.rpc.remote_call import start_program
-from midstream.hosts.shell import shell_command
-from midstream.hosts.shell_line import shell_line
 from midstream.migrate.failover import guard_pods
 from midstream.migrate.failover.guard import LOST, Guard
 from midstream.migrate.failover.run_verdict import TERMINATING, UNREACHABLE, Verdict, judge
@@ -135,12 +133,13 @@ def test_wrong_entry_is_named_with_kubectl_words(host: KubernetesHost, change: d
         KubernetesHost("pod", dataclasses.replace(host.config, **change)).connect()
 
 
-def test_printed_lines_run_in_the_pod(host: KubernetesHost) -> None:
-    line = shell_line("pod", host.config, "echo $HOME")
+def test_printed_lines_run_in_the_pod(host: KubernetesHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = host.shell_line("echo $HOME")
     done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == host.root.removesuffix("/.midstream")
-    words = shell_command("pod", host.config)
-    assert words is not None
+    words: list[str] = []
+    monkeypatch.setattr(kubernetes_host, "run_shell", words.extend)
+    host.open_shell()
     done = subprocess.run(words, input="pwd; exit 5\n", capture_output=True, text=True)
     assert host.root.removesuffix("/.midstream") in done.stdout
     assert done.returncode == 5, done.stderr
@@ -490,7 +489,7 @@ def test_screen_creates_pods_once_migration_is_possible(
     hosts = HostPool(fleet)
     try:
         actions = Actions(fleet, hosts)
-        snapshot = take_snapshot(fleet, hosts)
+        snapshot = take_snapshot(hosts)
         with pytest.raises(UsageError, match="no run 's'"):
             actions.make_plan(snapshot, Request("s", "cell"))
         with pytest.raises(TargetMissingError, match="cell does not exist") as caught:

@@ -78,7 +78,7 @@ def start(
 
     def start(*overrides: str, target: str = "one", **more: Any) -> Attempt:
         launch = Launch("run", target, config_text="a: 1\n", overrides=overrides)
-        return host_group_start.start(hosts, fleet, fleet.target(target), replace(launch, **more))
+        return host_group_start.start(hosts, fleet.target(target), replace(launch, **more))
 
     yield start
     slurm_cluster.cancel_all()
@@ -286,7 +286,7 @@ def test_sbatch_error_is_reported_and_leaves_no_attempt(login: SshServer, start:
 
 
 def test_check_reports_commands_allocation_and_devices(fleet: Fleet, hosts: HostPool) -> None:
-    checks = {check.name: check for check in check_target(fleet, hosts, fleet.target("pair"))}
+    checks = {check.name: check for check in check_target(hosts, fleet.target("pair"))}
     assert checks["sbatch"].detail.startswith("slurm-wlm ")
     assert (checks["allocation"].state, checks["devices"].detail) == (PASS, "2 devices (cpu) on 2 nodes")
     assert "n[1-2] (low)" in checks["allocation"].detail

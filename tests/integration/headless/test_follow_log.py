@@ -12,9 +12,10 @@ import pytest
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import LocalHostConfig
-from midstream.headless.runs.follow_log import LAST_LINES, POLL_INTERVAL, follow_log
+from midstream.headless.metrics_and_log import print_followed
 from midstream.hosts.local_host import LocalHost
 from midstream.hosts.reconnect import FOLLOWED_LOG
+from midstream.operations.run_log import LAST_LINES, POLL_INTERVAL, RunLog
 from midstream.output import Output
 from midstream.watch.snapshot import RunView
 from midstream_core import records
@@ -45,12 +46,13 @@ class Followed:
         """Write the status of an attempt whose process is not running any more."""
         self.run.status(1, state, step, ENDED)
 
-    def follow(self, as_json: bool = False) -> int:
+    def follow(self, as_json: bool = False) -> None:
         def wait(seconds: float) -> None:
             self.waits.append(seconds)
             self.events.pop(0)()
 
-        return follow_log(self.host, str(self.path), RUN, Output(as_json, self.values, self.messages), wait)
+        events = RunLog(RUN, self.host, str(self.path)).follow(wait)
+        print_followed(RUN, events, Output(as_json, self.values, self.messages))
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_last_lines_are_printed_and_then_new_ones_until_the_end(followed: Follow
         followed.end(records.STOPPED, 7)
 
     followed.events = [lambda: followed.write("step 4", "step 5"), lambda: None, end]
-    assert followed.follow() == 0
+    followed.follow()
     last = [str(number) for number in range(100 - LAST_LINES, 100)]
     assert followed.values.getvalue().splitlines() == [*last, "step 4", "step 5", "saved"]
     assert followed.messages.getvalue() == "midstream: attempt 1 of run has ended: stopped at step 7\n"
@@ -78,7 +80,7 @@ def test_last_lines_are_printed_and_then_new_ones_until_the_end(followed: Follow
 def test_lines_of_a_followed_log_are_events(followed: Followed) -> None:
     followed.write("one")
     followed.end(records.FAILED, 2)
-    assert followed.follow(as_json=True) == 0
+    followed.follow(as_json=True)
     line, result = map(json.loads, followed.values.getvalue().splitlines())
     assert line == {"event": "log", "run": "run", "attempt": 1, "line": "one"}
     assert (result["ok"], result["state"], result["step"]) == (True, "failed", 2)
@@ -103,7 +105,7 @@ def test_host_that_does_not_answer_is_named_once_and_tried_again(
         followed.end(records.FINISHED, 9)
 
     followed.events = [lose, lambda: None, answer]
-    assert followed.follow() == 0
+    followed.follow()
     assert followed.values.getvalue().splitlines() == ["one", "two"]
     assert followed.messages.getvalue().count("here: the connection was lost; trying again") == 1
     assert followed.waits == [POLL_INTERVAL, FOLLOWED_LOG.first_delay, FOLLOWED_LOG.first_delay]
@@ -126,5 +128,5 @@ def test_line_is_printed_once_its_end_is_written(followed: Followed) -> None:
 
     followed.write("one")
     followed.events = [lambda: add("step"), lambda: add(" 4"), lambda: add("\n"), lambda: add("\r 5%"), end]
-    assert followed.follow() == 0
+    followed.follow()
     assert followed.values.getvalue().split("\n") == ["one", "step 4", "\\r 5%", "killed while it wro", ""]

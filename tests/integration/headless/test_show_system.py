@@ -12,8 +12,8 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet import Fleet, LocalHostConfig, SshHostConfig
-from midstream.headless.runs import metrics_and_log
-from midstream.headless.runs.show_system import show_system
+from midstream.headless import metrics_and_log
+from midstream.headless.show_system import show_system
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
 from midstream.watch import system_series
@@ -41,7 +41,7 @@ def test_points_of_the_runs_hosts_are_printed(
     hosts = HostPool(fleet)
     try:
         for as_json in (True, False):
-            assert show_system(fleet, hosts, ["run"], 6, Output(as_json=as_json)) == 0
+            assert show_system(hosts, ["run"], 6, Output(as_json=as_json)) == 0
     finally:
         hosts.close()
     printed = [line for line in capsys.readouterr().out.splitlines() if line]
@@ -62,7 +62,7 @@ def test_unknown_run_and_a_chart_of_system_metrics_are_refused(fleet: Fleet) -> 
     hosts = HostPool(fleet)
     try:
         with pytest.raises(UsageError, match="no run 'absent'"):
-            show_system(fleet, hosts, ["absent"], 1, Output(as_json=True, data=io.StringIO()))
+            show_system(hosts, ["absent"], 1, Output(as_json=True, data=io.StringIO()))
     finally:
         hosts.close()
     options = argparse.Namespace(metrics="run", plot="x.svg", system=15)

@@ -76,7 +76,7 @@ def start(
             ready = Environment(sys.executable, "the tests' own")
             monkeypatch.setattr(host_group_start, "prepare_environment", lambda *_: ready)
         launch = Launch("run", target, config_text="a: 1\n", overrides=overrides)
-        started.append(host_group_start.start(hosts, fleet, fleet.target(target), launch))
+        started.append(host_group_start.start(hosts, fleet.target(target), launch))
         return started[-1]
 
     yield start
@@ -126,7 +126,7 @@ def test_image_that_is_missing_is_named_before_start(fleet: Fleet, podman: Podma
     hosts = HostPool(other)
     try:
         with pytest.raises(LaunchError, match=r"in the podman container localhost/no-such-image: .*no-such-image"):
-            host_group_start.prepare_target(hosts, other, other.target("boxed"))
+            host_group_start.prepare_target(hosts, other.target("boxed"))
     finally:
         hosts.close()
 

@@ -67,7 +67,7 @@ def start(pair: Fleet, hosts: HostPool, tmp_path: Path, monkeypatch: pytest.Monk
 
     def start(*overrides: str, fleet: Fleet = pair, **more: Any) -> Attempt:
         launch = Launch("run", "pair", config_text="a: 1\n", overrides=overrides)
-        return host_group_start.start(hosts, fleet, fleet.target("pair"), replace(launch, **more))
+        return host_group_start.start(hosts, fleet.target("pair"), replace(launch, **more))
 
     return start
 
@@ -97,7 +97,7 @@ def test_group_starts_connects_and_stops_all_processes(
     assert found[1]["env"]["MIDSTREAM_HOST"] == "b"
     assert os.listdir(pair.hosts["a"].root + "/runs/run/attempts") == ["005"], "the unused claim is removed"
 
-    snapshot, said = take_snapshot(pair, hosts, timeout=60), list[str]()
+    snapshot, said = take_snapshot(hosts, timeout=60), list[str]()
     words = Actions(pair, hosts).stop_run(snapshot, snapshot.copies("run")[0], said.append)  # as the terminal UI
     assert words.startswith("run stopped at step ")
     assert said[0] == "stopping run on a, b: saving first"
@@ -205,9 +205,7 @@ def test_hosts_of_shared_root_share_attempt(lab: Lab, pair: Fleet) -> None:
     try:
         assert hosts_apart([with_root.get("a"), with_root.get("b")]) == []
         assert not os.path.exists(root + "/.tokens"), "the test of the root leaves nothing"
-        attempt = host_group_start.start(
-            with_root, shared, shared.target("pair"), Launch("run", "pair", config_text="")
-        )
+        attempt = host_group_start.start(with_root, shared.target("pair"), Launch("run", "pair", config_text=""))
         ranks = wait_ranks(with_root, attempt.ranks, "run", attempt.number, TRAINING, PATIENCE)
         assert sorted(os.listdir(root + "/runs/run/attempts")) == ["001"]
         assert [rank.process for rank in ranks] == [0, 1]

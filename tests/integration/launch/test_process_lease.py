@@ -92,7 +92,7 @@ def test_its_state_is_unknown_until_its_lease_expires(
     fleet = Fleet({"here": LocalHostConfig(root=str(tmp_path))})
     hosts = HostPool(fleet)
     try:
-        snapshot = take_snapshot(fleet, hosts)
+        snapshot = take_snapshot(hosts)
     finally:
         hosts.close()
     (run,) = snapshot.copies("run")

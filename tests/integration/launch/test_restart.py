@@ -34,7 +34,7 @@ def test_another_config_is_not_taken_for_the_runs_own(fleet: Fleet, tmp_path: Pa
 def test_run_continues_with_its_own_config(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
-    def prepare(_hosts: object, _fleet: object, target: Target, *_: object) -> None:
+    def prepare(_hosts: object, target: Target, *_: object) -> None:
         raise MidstreamError(f"{target.name} would start it", "this is a test")
 
     monkeypatch.setattr(launch_run, "prepare_target", prepare)

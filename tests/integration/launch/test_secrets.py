@@ -22,6 +22,7 @@ from midstream.launch import host_group_start
 from midstream.launch import launch_run as launching
 from midstream.launch.attempt_monitor import stop_run
 from midstream.launch.input_check import RunInputs
+from midstream.launch.launch_request import LaunchRequest
 from midstream_core import records
 from midstream_host.runs import attempt_secrets
 from simulators.sshd import Lab, SshServer
@@ -84,7 +85,7 @@ def test_secret_reaches_engine_and_no_file_or_command_line(
     monkeypatch.setattr(launching, "read_inputs", lambda *_: RunInputs("bytes", "", "", (), {}))  # by the stand-in
     (tmp_path / "tiny.yaml").write_text("a: 1\n")
     messages: list[str] = []
-    launching.launch_run(hosts, hosts.fleet, "gpu1", tmp_path / "tiny.yaml", "run", say=messages.append)
+    launching.launch_run(hosts, LaunchRequest("gpu1", str(tmp_path / "tiny.yaml"), "run"), say=messages.append)
     wait_state(hosts, "gpu1", "run", timeout=60)
 
     paths = records.RunPaths(str(server.root), "run")

@@ -20,7 +20,7 @@ import pytest
 from midstream.errors import Exit, UsageError
 from midstream.flags import parse
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, SshHostConfig
-from midstream.headless.runs.launch_and_stop import launch
+from midstream.headless.launch_and_stop import launch
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.install.bundle import build_bundle, install_engine
@@ -30,6 +30,7 @@ from midstream.launch import host_group_start
 from midstream.launch import launch_run as launching
 from midstream.launch.attempt_monitor import kill_ranks, stop_run, wait_ranks
 from midstream.launch.input_check import RunInputs
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.start_attempt import Attempt, Launch, Prepared, start_attempt
 from midstream.output import Output
 from midstream_core import records
@@ -203,7 +204,7 @@ def test_launch_starts_next_attempt_only_after_stop(
     host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:
     hosts, config, messages = pool_of(fleet), tmp_path / "tiny.yaml", []
-    attempt = launching.launch_run(hosts, fleet, "spot", config, "mine", ("--a", "b"), messages.append)
+    attempt = launching.launch_run(hosts, LaunchRequest("spot", str(config), "mine", ("--a", "b")), messages.append)
     assert (attempt.run_id, attempt.number) == ("mine", 1)
     assert any("midstream" in line or "fleet file" in line for line in messages)
     wait_state(hosts, "here", "mine", timeout=60)
@@ -212,10 +213,10 @@ def test_launch_starts_next_attempt_only_after_stop(
     assert "id: configured" in Path(paths.config).read_text()
     assert flags_and_environment(host, attempt)["flags"]["--a"] == "b"
     with pytest.raises(UsageError, match=r"run mine is running on here \(attempt 1\)") as caught:
-        launching.launch_run(hosts, fleet, "spot", config, "mine")
+        launching.launch_run(hosts, LaunchRequest("spot", str(config), "mine"))
     assert caught.value.code == Exit.USAGE
     stop_run(hosts, "here", "mine", 1, 30)
-    assert launching.launch_run(hosts, fleet, "spot", config, "mine").number == 2
+    assert launching.launch_run(hosts, LaunchRequest("spot", str(config), "mine")).number == 2
 
 
 @pytest.mark.parametrize("flag", [("--trainer.id", "named"), ("--trainer.id=named",)])
@@ -223,7 +224,7 @@ def test_engine_flag_names_the_run_that_is_launched(
     host: Host, fleet: Fleet, tmp_path: Path, flag: tuple[str, ...], pool_of: Callable[[Fleet], HostPool]
 ) -> None:
     hosts = pool_of(fleet)
-    attempt = launching.launch_run(hosts, fleet, "spot", tmp_path / "tiny.yaml", None, (*flag, "--a", "b"))
+    attempt = launching.launch_run(hosts, LaunchRequest("spot", str(tmp_path / "tiny.yaml"), None, (*flag, "--a", "b")))
     assert attempt.run_id == "named"
     wait_state(hosts, "here", "named", timeout=60)
     found = flags_and_environment(host, attempt)
@@ -236,21 +237,21 @@ def test_launch_of_a_run_that_never_trained_takes_the_new_config(
     host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:
     hosts, config, run_file = pool_of(fleet), tmp_path / "tiny.yaml", records.RunPaths(host.root, "mine").config
-    attempt = launching.launch_run(hosts, fleet, "spot", config, "mine", ("--fail", "reported"))
+    attempt = launching.launch_run(hosts, LaunchRequest("spot", str(config), "mine", ("--fail", "reported")))
     with pytest.raises(LaunchError, match="the batch does not divide"):
         wait_state(hosts, "here", "mine", attempt.number)
     config.write_text("trainer: {id: corrected}\n")
     messages: list[str] = []
-    again = launching.launch_run(hosts, fleet, "spot", config, "mine", say=messages.append)
+    again = launching.launch_run(hosts, LaunchRequest("spot", str(config), "mine"), say=messages.append)
     assert f"no attempt of mine on spot has trained: it starts with {config}" in messages
     assert "id: corrected" in Path(run_file).read_text()
     wait_state(hosts, "here", "mine", again.number, timeout=60)
     stop_run(hosts, "here", "mine", again.number, 30)
     config.write_text("trainer: {id: later}\n")
     with pytest.raises(UsageError, match=r"mine exists on here, and .* is not its config") as caught:
-        launching.launch_run(hosts, fleet, "spot", config, "mine")
+        launching.launch_run(hosts, LaunchRequest("spot", str(config), "mine"))
     assert "midstream --restart mine" in caught.value.hint
-    assert launching.launch_run(hosts, fleet, "spot", None, "mine").number == 3
+    assert launching.launch_run(hosts, LaunchRequest("spot", None, "mine")).number == 3
     assert "id: corrected" in Path(run_file).read_text(), "it has trained: it continues with its own config"
 
 
@@ -261,7 +262,7 @@ def test_launch_is_refused_if_it_would_fork_the_run(
     os.makedirs(paths.attempts)
     records.first_fence("spot").sealed(2, "there", 100).write(paths.fence)
     with pytest.raises(UsageError, match="run configured belongs to there since step 100"):
-        launching.launch_run(pool_of(fleet), fleet, "spot", tmp_path / "tiny.yaml")
+        launching.launch_run(pool_of(fleet), LaunchRequest("spot", str(tmp_path / "tiny.yaml")))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_launch_is_refused_if_another_host_has_the_run(
     (fence if epoch == 1 else records.first_fence("spot").sealed(2, owner, 100)).write(paths.fence)
     wider = Fleet({**fleet.hosts, "far": far}, fleet.targets)
     with pytest.raises(UsageError, match=message):
-        launching.launch_run(pool_of(wider), wider, "spot", tmp_path / "tiny.yaml", "mine")
+        launching.launch_run(pool_of(wider), LaunchRequest("spot", str(tmp_path / "tiny.yaml"), "mine"))
 
 
 def test_launch_starts_a_run_again_that_was_migrated_twice(
@@ -295,7 +296,7 @@ def test_launch_starts_a_run_again_that_was_migrated_twice(
         os.makedirs(paths.attempt(1).dir)
         fence.write(paths.fence)
     wider = Fleet({**fleet.hosts, "far": far}, fleet.targets)
-    checked = launching.check_launch(pool_of(wider), wider, "spot", None, "mine")
+    checked = launching.check_launch(pool_of(wider), LaunchRequest("spot", None, "mine"))
     assert (checked.epoch, checked.continues) == (3, True)
 
 
@@ -304,7 +305,9 @@ def test_unreachable_host_is_reported_without_stopping_launch(
 ) -> None:
     wider = Fleet({**fleet.hosts, "down": SshHostConfig(address="127.0.0.1:9")}, fleet.targets)
     messages: list[str] = []
-    launching.launch_run(pool_of(wider), wider, "spot", tmp_path / "tiny.yaml", "mine", say=messages.append)
+    launching.launch_run(
+        pool_of(wider), LaunchRequest("spot", str(tmp_path / "tiny.yaml"), "mine"), say=messages.append
+    )
     assert any(line.startswith("down does not answer (") for line in messages)
 
 
@@ -327,7 +330,7 @@ def test_invalid_launch_is_refused_before_any_change(
     pool_of: Callable[[Fleet], HostPool],
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        launching.launch_run(pool_of(fleet), fleet, target, tmp_path / config, run_id)
+        launching.launch_run(pool_of(fleet), LaunchRequest(target, str(tmp_path / config), run_id))
     assert not os.path.exists(host.root)
 
 
@@ -336,7 +339,7 @@ def test_launch_into_another_directory_is_refused(
     host: Host, fleet: Fleet, tmp_path: Path, flag: tuple[str, ...], pool_of: Callable[[Fleet], HostPool]
 ) -> None:
     with pytest.raises(UsageError, match=" ".join(flag)):
-        launching.launch_run(pool_of(fleet), fleet, "spot", tmp_path / "tiny.yaml", "mine", flag)
+        launching.launch_run(pool_of(fleet), LaunchRequest("spot", str(tmp_path / "tiny.yaml"), "mine", flag))
     assert not os.path.exists(host.root)
 
 

@@ -51,8 +51,8 @@ def world(tmp_path: Path) -> Iterator[SimpleNamespace]:
 
 
 def plan_of(world: Any, mode: str = WARM, target: str = "b") -> Plan:
-    snapshot = take_snapshot(world.fleet, world.hosts)
-    return make_plan(world.fleet, world.hosts, snapshot, Request("r", target, mode=mode))
+    snapshot = take_snapshot(world.hosts)
+    return make_plan(world.hosts, snapshot, Request("r", target, mode=mode))
 
 
 def data_checks(world: Any, plan: Any, targets: str = "b") -> list[tuple[str, str]]:

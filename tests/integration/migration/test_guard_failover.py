@@ -139,11 +139,11 @@ def test_guard_migrates_bucket_run_of_preempted_slice(
             assert watch.wait_for(lambda snapshot: bool(snapshot.copies("r")), timeout=60.0)
             guard = Guard(fleet, hosts, watch, "r", ["pod", target], 1, notice)
             shown = watch.snapshot()
-            proposal = guard_consent.propose(fleet, hosts, shown, shown.copies("r")[0], ["pod", target])
+            proposal = guard_consent.propose(hosts, shown, shown.copies("r")[0], ["pod", target])
             assert ["has no signed record of its owner: pod" in line for line in proposal.lines] == [True]
             with pytest.raises(MidstreamError, match="becomes its signed owner"):
                 guard_consent.require(proposal, agreed=False)
-            guard.consent = guard_consent.accept(hosts, shown, proposal, fleet)
+            guard.consent = guard_consent.accept(hosts, shown, proposal)
             with pytest.raises(MidstreamError, match="no tries are left"):
                 guard.run()  # no migration ran: the guard tries again
         finally:

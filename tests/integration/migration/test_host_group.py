@@ -98,7 +98,7 @@ def test_hosts_of_run_come_from_launch_records(fleet: Fleet, hosts: HostPool, ru
     runs["a"].status(1, records.TRAINING, 3)
     status = records.Status.read(runs["a"].attempt(1).status())
     dataclasses.replace(status, processes=2).write(runs["a"].attempt(1).status())
-    (run,) = (each for each in take_snapshot(fleet, hosts, 60, only={"a"}).runs if each.run_id == "r")
+    (run,) = (each for each in take_snapshot(hosts, 60, only={"a"}).runs if each.run_id == "r")
     target = Target("c", ("c",))
     with pytest.raises(MidstreamError, match="run r has 2 processes, and a reports 1: midstream did not start it"):
         hosts_of_run(fleet, a, dataclasses.replace(run, running=True), target)

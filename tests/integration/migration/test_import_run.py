@@ -16,9 +16,10 @@ import yaml
 from midstream.errors import MidstreamError
 from midstream.flags import parse
 from midstream.fleet.fleet_file import load_fleet
-from midstream.headless.migration.import_run import adopt, run_id_of
-from midstream.headless.migration.migration_request import is_path
+from midstream.headless.import_run import import_request_of
+from midstream.headless.migration_request import is_path
 from midstream.hosts.host_pool import HostPool
+from midstream.operations.import_run import ImportedRun, import_run, run_id_of
 from midstream.output import Output
 from midstream_core import records
 from simulators.object_stores.s3_server import s3_server
@@ -105,9 +106,9 @@ def test_import_with_config_uses_that_file(lab: Lab, runs: Callable[..., Run], t
     try:
         options, engine = parse(words)
         with pytest.raises(MidstreamError, match=r"the run's configuration is missing .*name its YAML with --config"):
-            adopt(fleet, hosts, options, engine, output)
+            import_run(hosts, import_request_of(options, engine), output.message)
         options, engine = parse([*words, "--config", str(config)])
-        assert adopt(fleet, hosts, options, engine, output) == ("run", "here")
+        assert import_run(hosts, import_request_of(options, engine), output.message) == ImportedRun("run", "here")
     finally:
         hosts.close()
     imported = runs(here.root, "run")
@@ -138,7 +139,9 @@ def test_import_from_a_bucket_converts_on_the_named_host(
         hosts, output = HostPool(load_fleet(file)), Output(False, io.StringIO(), io.StringIO())
         try:
             options, engine = parse(words)
-            assert adopt(load_fleet(file), hosts, options, engine, output) == ("pythia", "here")
+            assert import_run(hosts, import_request_of(options, engine), output.message) == ImportedRun(
+                "pythia", "here"
+            )
         finally:
             hosts.close()
     imported = runs(here.root, "pythia")

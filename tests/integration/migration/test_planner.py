@@ -55,7 +55,7 @@ def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *override
     fleet = Fleet({"a": LocalHostConfig(root=str(root / "a")), "b": LocalHostConfig(root=str(root / "b"))})
     hosts = HostPool(fleet)
     try:
-        snapshot = take_snapshot(fleet, hosts)
+        snapshot = take_snapshot(hosts)
         accelerators = tuple(Accelerator(index, kind, gibibytes and gibibytes * GIB) for index in range(count))
         views = []
         for host in snapshot.hosts:
@@ -63,7 +63,7 @@ def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *override
             machine = dataclasses.replace(host.machine, accelerators=accelerators)
             views.append(dataclasses.replace(host, machine=machine) if host.name == "b" else host)
         snapshot = dataclasses.replace(snapshot, hosts=tuple(views))
-        return make_plan(fleet, hosts, snapshot, Request("r", "b", mode="cold", overrides=overrides))
+        return make_plan(hosts, snapshot, Request("r", "b", mode="cold", overrides=overrides))
     finally:
         hosts.close()
 

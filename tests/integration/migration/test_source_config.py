@@ -197,7 +197,7 @@ def world(tmp_path: Path) -> Iterator[tuple[Path, Host, Callable[..., Plan]]]:
 
     def plan(*overrides: str) -> Plan:
         request = dataclasses.replace(Request("r", "b", mode=COLD), overrides=overrides)
-        return make_plan(fleet, hosts, take_snapshot(fleet, hosts), request)
+        return make_plan(hosts, take_snapshot(hosts), request)
 
     yield config, hosts.get("a"), plan
     hosts.close()

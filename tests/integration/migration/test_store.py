@@ -168,12 +168,12 @@ def test_plan_uses_bucket_checkpoint_of_lost_source(
         f"  other: {{type: local, root: {tmp_path}/other, devices: 1, store: {STORE}}}\n"
     )
     hosts = HostPool(fleet)
-    snapshot = take_snapshot(fleet, hosts)
+    snapshot = take_snapshot(hosts)
     with pytest.raises(
         MidstreamError, match=f"handed to cloud .*--source-lost continues from its checkpoints in {STORE}"
     ):
-        make_plan(fleet, hosts, snapshot, Request("r", "other", mode="cold"))
-    plan = make_plan(fleet, hosts, snapshot, Request("r", "other", mode="cold", source_lost=True))
+        make_plan(hosts, snapshot, Request("r", "other", mode="cold"))
+    plan = make_plan(hosts, snapshot, Request("r", "other", mode="cold", source_lost=True))
     assert (plan.source, plan.route.source_store, plan.route.target_store, plan.checkpoint) == (
         "gpu",
         STORE,
@@ -182,10 +182,10 @@ def test_plan_uses_bucket_checkpoint_of_lost_source(
     )
     assert plan.target_flags[-2:] == ("--trainer.checkpointer.base_path", STORE)
     assert plan.route.probed == f"none: source and target read {STORE}"
-    back = make_plan(fleet, hosts, snapshot, Request("r", "gpu", mode="cold", source_lost=True))
+    back = make_plan(hosts, snapshot, Request("r", "gpu", mode="cold", source_lost=True))
     assert (back.source, back.target, back.route.source_store, back.route.target_store) == ("gpu", "gpu", STORE, "")
     with pytest.raises(MidstreamError, match=f"--mode cold copies the checkpoints from {STORE}"):
-        make_plan(fleet, hosts, snapshot, Request("r", "gpu", source_lost=True))
+        make_plan(hosts, snapshot, Request("r", "gpu", source_lost=True))
 
     directory = migration_directory.create(plan, fleet.text)
     migration = Migration(plan, directory, Journal(directory.journal_file), fleet, hosts, Watcher(fleet, hosts))

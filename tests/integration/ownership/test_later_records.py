@@ -227,7 +227,7 @@ def test_false_checkpoints_do_not_make_the_owner_look_restored(tmp_path: Path) -
     with state(history.room / "ann"), history.hosts() as hosts:
         copy = hosts.get("two").call(run_state.describe)(root=str(history.roots["two"]), run_id=RUN)
         at(history, "two").checkpoint(5000, 7, 9)
-        snapshot = take_snapshot(hosts.fleet, hosts, timeout=30.0)
+        snapshot = take_snapshot(hosts, timeout=30.0)
         remember_owners(snapshot)
         assert copy.status is not None
         ended = replace(copy.status, step=5000, checkpoint="step-5000-a007", epoch=2)

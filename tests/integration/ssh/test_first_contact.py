@@ -39,8 +39,8 @@ except Exception as error:
 SHELL = """
 import json, sys
 from midstream.fleet.fleet import SshHostConfig
-from midstream.hosts.shell import open_shell
-sys.exit(open_shell("gpu1", SshHostConfig(**json.loads(sys.argv[1]))))
+from midstream.hosts.host_pool import open_host
+sys.exit(open_host("gpu1", SshHostConfig(**json.loads(sys.argv[1]))).open_shell())
 """
 
 
@@ -184,7 +184,7 @@ def test_snapshot_waits_for_open_prompt(server: SshServer) -> None:
     fleet = Fleet(hosts={"gpu1": server.config})
     hosts = HostPool(fleet)
     with PROMPTS.use(SlowAnswers()):
-        [host] = take_snapshot(fleet, hosts, timeout=8.0).hosts
+        [host] = take_snapshot(hosts, timeout=8.0).hosts
     hosts.close()
     assert host.link == LIVE, host.error
 
@@ -192,7 +192,7 @@ def test_snapshot_waits_for_open_prompt(server: SshServer) -> None:
 def test_snapshot_reports_declined_host_key(server: SshServer) -> None:
     fleet = Fleet(hosts={"gpu1": server.config})
     with PROMPTS.use(Answers(accepts=False)):
-        [host] = take_snapshot(fleet, HostPool(fleet), timeout=30.0).hosts
+        [host] = take_snapshot(HostPool(fleet), timeout=30.0).hosts
     assert host.link == DOWN
     assert server.fingerprint in host.error
 

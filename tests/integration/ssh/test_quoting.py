@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from midstream.errors import RemoteError
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
-from midstream.hosts.shell_line import shell_line
+from midstream.hosts.local_host import LocalHost
 from midstream.hosts.ssh.ssh_host import SshHost, _command
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -121,7 +121,7 @@ def test_line_to_paste_runs_on_the_host_with_its_quoting(lab: Lab, tmp_path: Pat
         (f"find {shlex.quote(str(directory))} -type f -exec sha256sum {{}} +", hashlib.sha256(b"its text").hexdigest()),
         ('printf %s "$SSH_CONNECTION"', "127.0.0.1"),
     ):
-        line = shell_line("gpu1", server.config, command)
+        line = SshHost("gpu1", server.config).shell_line(command)
         assert line.startswith("ssh ")
         done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
@@ -131,11 +131,11 @@ def test_line_to_paste_runs_on_the_host_with_its_quoting(lab: Lab, tmp_path: Pat
 def test_line_to_paste_has_only_what_the_fleet_file_overrides(tmp_path: Path) -> None:
     command = "tail -n 20 '/root/my runs/log'"
     plain = SshHostConfig(address="lab", env={"TOKEN": "secret"})
-    assert shell_line("gpu1", plain, command) == """ssh lab 'tail -n 20 '"'"'/root/my runs/log'"'"''"""
+    assert SshHost("gpu1", plain).shell_line(command) == """ssh lab 'tail -n 20 '"'"'/root/my runs/log'"'"''"""
     key = str(tmp_path / "a key")
     other = SshHostConfig(address="me@lab:2222", identity_file=key, known_hosts="~/known hosts")
-    words = shlex.split(shell_line("gpu1", other, command))
+    words = shlex.split(SshHost("gpu1", other).shell_line(command))
     home = os.path.expanduser("~")
     assert words == ["ssh", "-l", "me", "-p", "2222", "-o", f'UserKnownHostsFile="{home}/known hosts"',
                      "-o", "IdentitiesOnly=yes", "-i", key, "lab", command]  # fmt: skip
-    assert shell_line("here", LocalHostConfig(), command) == command
+    assert LocalHost("here", LocalHostConfig()).shell_line(command) == command

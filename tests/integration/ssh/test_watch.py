@@ -127,7 +127,7 @@ def test_link_without_answers_is_stale_until_it_answers(server: SshServer, run: 
 def test_unknown_host_key_is_shown_with_hint(server: SshServer) -> None:
     server.known_hosts.write_text("")
     fleet = Fleet(hosts={server.name: server.config})
-    [host] = take_snapshot(fleet, HostPool(fleet), timeout=PATIENCE).hosts
+    [host] = take_snapshot(HostPool(fleet), timeout=PATIENCE).hosts
     assert host.link == DOWN
     assert "SHA256:" in host.error
     assert f"ssh-keyscan -p {server.port} 127.0.0.1 >> {server.known_hosts}" in host.error
@@ -139,7 +139,7 @@ def test_snapshot_covers_several_hosts(lab: Lab) -> None:
         RunDirectory(server.root, f"run-{number}").rows(1, *range(number + 1))
     fleet = Fleet(hosts={**{server.name: server.config for server in servers}, "here": lab.local("here")})
     hosts = HostPool(fleet)
-    snapshot = take_snapshot(fleet, hosts, timeout=PATIENCE)
+    snapshot = take_snapshot(hosts, timeout=PATIENCE)
     hosts.close()
     assert [(host.name, host.link) for host in snapshot.hosts] == [("gpu1", LIVE), ("gpu2", LIVE), ("here", LIVE)]
     assert [(run.host, run.run_id, len(run.curve)) for run in snapshot.runs] == [

@@ -20,14 +20,14 @@ import pytest
 from midstream.check.fleet_leftovers import CHANGED, SliceLeftover
 from midstream.cli import main
 from midstream.compare.compiler import engine_and_packages
-from midstream.compare.estimate import Estimate, Memory, cache_file, store
+from midstream.compare.estimate import Memory, StepEstimate, cache_file, store
 from midstream.compare.subject import Subject, of_config, of_import
 from midstream.errors import Exit, HostError
 from midstream.flags import parse
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.fleet.fleet_file import load_fleet
 from midstream.fleet.tpu_target import TpuTarget
-from midstream.headless.fleet.target_creation import settle_unused
+from midstream.headless.target_creation import settle_unused
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.operations.create_target import creatable_slice
@@ -288,7 +288,7 @@ def store_for(file: Path, subject: Subject, largest: int | None) -> None:
     assert accelerators is not None
     store(
         cache_file(engine_and_packages(), subject.config, subject.overrides, accelerators),
-        Estimate(
+        StepEstimate(
             "estimate", accelerators.name, largest is not None, False, 4, largest, 20 << 30, 1.0, 8, "TPU v5 lite",
             16 << 30, 1, 1, 32, 1024, 10, largest, 4, Memory(8 << 30, 1, 1), 1.0, 0.8, 1.3,
         ),

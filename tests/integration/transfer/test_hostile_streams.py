@@ -24,7 +24,7 @@ from midstream.transfer import direct_streams
 from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
-from midstream.transfer.route import Route
+from midstream.transfer.route import StreamRoute
 from midstream.transfer.stream import Stream
 from midstream.transfer.tls_certificates import make_peers
 from midstream_host.allowlist import CHECKPOINT
@@ -111,7 +111,7 @@ def test_forged_items_of_a_direct_source_are_refused(copies: Copies) -> None:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy learns that a stream is open after all reports of the stream were read, and their events handled."""
-    open_stream = Route.open
+    open_stream = StreamRoute.open
 
     def opened(*positional: Any, **named: Any) -> Stream:
         stream = open_stream(*positional, **named)
@@ -122,7 +122,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.01)
         return stream
 
-    monkeypatch.setattr(Route, "open", opened)
+    monkeypatch.setattr(StreamRoute, "open", opened)
 
 
 @pytest.mark.usefixtures("late")

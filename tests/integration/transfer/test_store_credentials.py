@@ -15,6 +15,7 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool, open_host
 from midstream.hosts.local_host import LocalHost
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.launch.start_attempt import Launch, engine_environment
 from midstream.stores.bucket_access import access_for
@@ -218,11 +219,11 @@ def test_engine_without_impersonation_is_refused_early(
         monkeypatch.setenv("GCE_METADATA_HOST", metadata.address)
         assert identity_problem(plain, here, URL) == ("", ""), "the machine's own account is the expected one"
         assert identity_problem(keyed, there, URL)[0], "a file comes before the machine's account"
-        checks = [check for check in check_target(plain, HostPool(plain), plain.target("h")) if check.name == "store"]
+        checks = [check for check in check_target(HostPool(plain), plain.target("h")) if check.name == "store"]
         assert [(check.state, check.detail) for check in checks] == [("pass", f"requests to {URL} come from {WRITER}")]
         metadata.values.clear()
         with pytest.raises(UsageError, match=r"requests to .* come from an anonymous client, which cannot act for"):
-            launch_run(HostPool(plain), plain, "h", TINY, "r")
+            launch_run(HostPool(plain), LaunchRequest("h", str(TINY), "r"))
         assert not (Path(plain.hosts["h"].root).expanduser() / "runs").exists()
     assert (
         identity_problem(parse_fleet(f"stores: {{ours: {{url: {URL}}}}}\nhosts: {{h: {{type: local}}}}"), here, URL)[0]

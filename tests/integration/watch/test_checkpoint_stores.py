@@ -164,7 +164,7 @@ def test_snapshot_lists_bucket_or_names_the_timeout(
     name = put(bucket, 5)
     hosts = HostPool(fleet)
     try:
-        assert names(take_snapshot(fleet, hosts, PATIENCE)) == [name]
+        assert names(take_snapshot(hosts, PATIENCE)) == [name]
     finally:
         hosts.close()
     with bucket.lock:
@@ -200,7 +200,7 @@ def test_fleet_actions_verify_and_compare_bucket_checkpoints(bucket: BucketServe
     first, second = put(bucket, 5), put(bucket, 9)
     hosts = HostPool(fleet)
     try:
-        run = run_of(take_snapshot(fleet, hosts, PATIENCE))
+        run = run_of(take_snapshot(hosts, PATIENCE))
         assert run is not None
         actions = Actions(fleet, hosts)
         assert actions.verify(run, first) == []

@@ -237,7 +237,7 @@ def test_unreachable_host_is_down_with_the_reason(tmp_path: Path) -> None:
         sock.bind(("127.0.0.1", 0))  # without listen()
         address = f"nobody@127.0.0.1:{sock.getsockname()[1]}"
         fleet = Fleet(hosts={"gpu1": SshHostConfig(address=address), "here": LocalHostConfig(root=str(tmp_path))})
-        snapshot = take_snapshot(fleet, HostPool(fleet), timeout=PATIENCE)
+        snapshot = take_snapshot(HostPool(fleet), timeout=PATIENCE)
     down, here = snapshot.hosts
     assert (down.link, down.last_seen, down.machine) == (DOWN, None, None)
     assert "cannot be reached: Connection refused" in down.error
@@ -252,7 +252,7 @@ def test_host_that_never_answers_is_down_after_timeout(monkeypatch: pytest.Monke
         sock.bind(("127.0.0.1", 0))
         sock.listen()  # accepts, and sends nothing
         fleet = Fleet(hosts={"gpu1": SshHostConfig(address=f"nobody@127.0.0.1:{sock.getsockname()[1]}")})
-        [host] = take_snapshot(fleet, HostPool(fleet), timeout=1.0).hosts
+        [host] = take_snapshot(HostPool(fleet), timeout=1.0).hosts
     assert (host.link, host.error) == (DOWN, "no answer within 1 s")
 
 

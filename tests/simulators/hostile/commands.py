@@ -21,8 +21,8 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # as a script
 
 PRELOADED = (
-    "midstream.cli", "midstream.headless", "midstream.headless.fleet.status",
-    "midstream.headless.migration.migrate_run",
+    "midstream.cli", "midstream.headless", "midstream.headless.status",
+    "midstream.headless.migrate_run",
     "midstream.hosts.host_pool",
     "midstream.hosts.ssh.ssh_host", "midstream.hosts.local_host", "midstream.fleet.fleet_file",
     "midstream.watch.watcher",

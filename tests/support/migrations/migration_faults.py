@@ -25,6 +25,7 @@ from midstream.check.check_result import FAIL
 from midstream.fleet.fleet import LocalHostConfig, SshHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.install.bundle import build_bundle
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.migrate import migration_process
 from midstream.migrate.journal.event import Event
@@ -210,7 +211,7 @@ class Campaign:
     def _launch(self, config: Path | str) -> None:
         hosts = HostPool(self.fleet)
         try:
-            launch_run(hosts, self.fleet, self.at, config, self.run_id, self.flags)
+            launch_run(hosts, LaunchRequest(self.at, str(config), self.run_id, self.flags))
         finally:
             hosts.close()
 
@@ -295,8 +296,8 @@ class Campaign:
         hosts = HostPool(self.fleet)
         try:
             request = Request(self.run_id, target, mode=mode, certify_steps=2, healthy_steps=4)
-            plan = planning.make_plan(self.fleet, hosts, fleet_snapshot(self.fleet, hosts), request)
-            refused = [check for check in preflight.run_checks(self.fleet, hosts, plan) if check.state == FAIL]
+            plan = planning.make_plan(hosts, fleet_snapshot(hosts), request)
+            refused = [check for check in preflight.run_checks(hosts, plan) if check.state == FAIL]
             if refused:
                 raise BrokenPromiseError(f"the preflight refused a sound migration: {refused}")
         finally:

@@ -70,7 +70,7 @@ def opened(room: Path) -> Iterator[Histories]:
             to_bucket(made.bucket, records.RunPaths(group.first.root, RUN), group.store.rpartition("/")[2])
         return number
 
-    def prepare(_hosts: HostPool, _fleet: Any, target: Any, *_: Any) -> Any:
+    def prepare(_hosts: HostPool, target: Any, *_: Any) -> Any:
         made.starts.append(("launch", target.hosts[0], target.name))
         raise WouldStartError(f"{target.name} would start {RUN}", "this is a test")
 

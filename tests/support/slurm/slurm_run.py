@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from midstream.headless.fleet.status import run_rows
+from midstream.headless.status import run_rows
 from midstream.launch import host_group_start
 from midstream.launch.attempt_monitor import stop_run
 from midstream.launch.start_attempt import Launch
@@ -51,7 +51,7 @@ class SlurmRun:
         if FLAGS[target][-1:] == ["--reservation=soon"]:
             where = ("ReservationName=soon", "StartTime=now", "Duration=1", "Users=root", "Nodes=n3")
             self.cluster.run("scontrol", "create", "reservation", *where)
-        self.attempt = host_group_start.start(hosts, fleet, fleet.target(target), launch).number
+        self.attempt = host_group_start.start(hosts, fleet.target(target), launch).number
         record = json.loads(Path(self.paths.attempt(self.attempt).dir, slurm.JOB).read_text())
         self.job = record["job"]
 
@@ -119,7 +119,7 @@ class SlurmRun:
 
     def has_reason(self) -> None:
         """Assert that `--status` has a reason for the run's end."""
-        rows = run_rows(fleet_snapshot(self.setting.fleet, self.setting.hosts, remember=False))
+        rows = run_rows(fleet_snapshot(self.setting.hosts, remember=False))
         [row] = [row for row in rows if row[0] == self.run_id]
         assert row[2] not in (records.TRAINING, "empty"), row
         assert row[-1] not in ("", "-"), row

@@ -13,9 +13,9 @@ from typing import Any
 from typing_extensions import override
 
 from midstream.check.check_result import PASS, Check
-from midstream.check.fleet_leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.check.fleet_leftovers import AnyLeftover, FoundLeftover, Skipped, SliceLeftover, SliceProblem
 from midstream.compare.baseline import Baseline
-from midstream.compare.comparison import Row as Estimated
+from midstream.compare.comparison import ComparisonRow
 from midstream.costs.cost_report import CostReport, HostCost, MigrationCost, RunCost
 from midstream.errors import HostError, MidstreamError
 from midstream.install.reporter import Reporter
@@ -29,7 +29,7 @@ from midstream.operations.create_target import CreatableTarget
 from midstream.operations.list_slices import SliceListing
 from midstream.operations.repair import Repair
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
-from midstream.tui.actions import Actions, Target
+from midstream.tui.actions import Actions, TargetChoice
 from midstream.watch.host_log import LogLines
 from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import (
@@ -106,8 +106,8 @@ class PreparedSnapshots:
 
 
 LEFTOVERS = (
-    Leftover("small", "nano", "checkpoints/step-1300-a001", "partial", 14_200_000, ""),
-    Leftover("large", "nano", "run.yaml.tmp-7-0", "temporary", 512, "it changed 3 s ago"),
+    FoundLeftover("small", "nano", "checkpoints/step-1300-a001", "partial", 14_200_000, ""),
+    FoundLeftover("large", "nano", "run.yaml.tmp-7-0", "temporary", 512, "it changed 3 s ago"),
     Skipped("gpu1", "", HostError("gpu1: connection refused")),
 )
 _SLICE = Slice(
@@ -137,13 +137,13 @@ class PreparedActions(Actions):
         self.cost_report: CostReport | MidstreamError = CostReport(NOW - 30 * 86400, NOW)
         self.left: tuple[AnyLeftover, ...] = LEFTOVERS
         self.listing: SliceListing | MidstreamError = SliceListing(configured=False)
-        self.estimated: tuple[Baseline | Estimated, ...] = ()
+        self.estimated: tuple[Baseline | ComparisonRow, ...] = ()
         self.cancel: threading.Event | None = None
         self.repairs: tuple[Repair, ...] = ()
 
     @override
-    def targets(self) -> tuple[Target, ...]:
-        return (Target("small", ("small",)), Target("large", ("large",)), Target("gpu2", ("gpu2",)))
+    def targets(self) -> tuple[TargetChoice, ...]:
+        return (TargetChoice("small", ("small",)), TargetChoice("large", ("large",)), TargetChoice("gpu2", ("gpu2",)))
 
     @override
     def make_plan(self, snapshot: Snapshot, request: Request) -> Plan:
@@ -159,7 +159,7 @@ class PreparedActions(Actions):
     @override
     def estimates(
         self, run: RunView, names: str, report: Reporter, cancel: threading.Event
-    ) -> Iterator[Baseline | Estimated]:
+    ) -> Iterator[Baseline | ComparisonRow]:
         self.calls.append(("estimates", names))
         self.cancel = cancel
         report.update("v5e-16", "compiling")
@@ -190,7 +190,7 @@ class PreparedActions(Actions):
         self.held.add(migration)
 
     @override
-    def release(self, migration: str) -> None:
+    def end_hold(self, migration: str) -> None:
         self.held.discard(migration)
 
     @override

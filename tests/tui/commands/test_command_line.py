@@ -14,10 +14,10 @@ from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.dialogs.document import DocumentScreen
 from midstream.tui.screens.dialogs.help import HelpScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.launch.slices_screen import SlicesScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.run_screen import RunScreen
+from midstream.tui.screens.slices_screen import SlicesScreen
+from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.table import Table
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.style import palette
 from support.tui import fleets, prepared_migrations

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from midstream.tui.screens.fleet.host_screen import HostScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
 from midstream.tui.state.system_curves import SystemCurves
 from midstream.tui.widgets.curve import CurveView

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, opened, screen_text, settle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from midstream.errors import MidstreamError
-from midstream.headless.fleet.show_costs import text as cost_text
+from midstream.headless.show_costs import text as cost_text
 from midstream.tui.screens.fleet.costs_screen import CostsScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch.snapshot import RunView
 from midstream_core import records

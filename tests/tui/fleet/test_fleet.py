@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.run_screen import RunScreen
+from midstream.tui.screens.wizard import WizardScreen
 from midstream.watch.snapshot import CONNECTING, DOWN, Snapshot
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstream.headless.fleet import status
+from midstream.headless import status
 from midstream.tui.screens.fleet import table_rows
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style.glyphs import UNICODE

@@ -10,7 +10,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.operations.create_target import CreatableTarget
 from midstream.operations.list_slices import SliceListing
 from midstream.tui.actions import Actions
-from midstream.tui.screens.launch.slices_screen import SlicesScreen
+from midstream.tui.screens.slices_screen import SlicesScreen
 from support.tui import fleets, prepared_actions
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, check_golden, opened, screen_text, settle

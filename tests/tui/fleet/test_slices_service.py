@@ -24,7 +24,7 @@ from midstream.tui.actions import Actions, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.launch.slices_screen import SlicesScreen
+from midstream.tui.screens.slices_screen import SlicesScreen
 from midstream.watch.watcher import take_snapshot
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server
@@ -236,7 +236,7 @@ def test_wizard_offers_slice_only_for_possible_migration(slice_fleet: SliceFleet
         slice_fleet.hosts.append(HostPool(fleet))
         actions = Actions(fleet, slice_fleet.hosts[-1])
         assert [target.name for target in actions.targets()] == ["gpu", "pod"]
-        actions.make_plan(take_snapshot(fleet, slice_fleet.hosts[-1]), Request("r", "pod"))
+        actions.make_plan(take_snapshot(slice_fleet.hosts[-1]), Request("r", "pod"))
 
     with pytest.raises(MidstreamError, match="a batch of 48 cannot be divided over 32 data-parallel devices"):
         planned(48)

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 from midstream.compare.baseline import Baseline
 from midstream.compare.candidates import Candidate
-from midstream.compare.comparison import Row
-from midstream.compare.estimate import Estimate, Memory, Range
-from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream.tui.screens.run.compare_screen import CompareScreen
+from midstream.compare.comparison import ComparisonRow
+from midstream.compare.estimate import Memory, Range, StepEstimate
+from midstream.tui.screens.compare_screen import CompareScreen
+from midstream.tui.screens.wizard import WizardScreen
 from support.accelerator_types import known
 from support.tui import fleets
 from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, opened, screen_text, settle
 
-ESTIMATE = Estimate(
+ESTIMATE = StepEstimate(
     "estimate", "v5e-16", True, True, 4, 8, None, 60.0, 16, "TPU v5 lite", 16 << 30, 1, 1, 64, 2048, 1000, 4, 2,
     Memory(8 << 30, 1, 1), 2.0, 1.6, 2.4,
 )  # fmt: skip
 PRESENT = Baseline("small", "small", 2, "cpu", 1.8, Range(4.0, 3.9, 4.2), 1024.0, 1000)
-FIRST = Row(Candidate("gpu2", known("h100x8"), "gpu2", 3.6), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000)
-RENTED = Row(Candidate("v5e-16", known("v5e-16"), "", 7.2), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000)
-REFUSED = Row(Candidate("large", known("v5e-1"), "large"), replace(ESTIMATE, fits=False, step_seconds=None))
+FIRST = ComparisonRow(Candidate("gpu2", known("h100x8"), "gpu2", 3.6), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000)
+RENTED = ComparisonRow(Candidate("v5e-16", known("v5e-16"), "", 7.2), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000)
+REFUSED = ComparisonRow(Candidate("large", known("v5e-1"), "large"), replace(ESTIMATE, fits=False, step_seconds=None))
 
 
 async def test_target_of_the_table_is_the_wizards_target() -> None:
@@ -76,7 +76,9 @@ async def test_closing_the_table_ends_the_compilation() -> None:
 
 async def test_place_of_the_run_is_not_taken_for_another_target() -> None:
     actions = PreparedActions()
-    actions.estimated = (Row(Candidate("small", known("v5e-1"), "small"), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000),)
+    actions.estimated = (
+        ComparisonRow(Candidate("small", known("v5e-1"), "small"), ESTIMATE, "", Range(2.0, 1.6, 2.4), 1000),
+    )
     async with opened("m", actions, size=(140, 40)) as (app, pilot):
         await settle(pilot, lambda: "downtime" in screen_text(app))
         await pilot.press("a")

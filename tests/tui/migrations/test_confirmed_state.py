@@ -22,8 +22,8 @@ from midstream.tui.screens.dialogs.confirm import REFRESH, ConfirmScreen
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.screens.dialogs.prompts import PassphraseScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.watch.snapshot import RunView, Snapshot
 from support.tui import fleets, prepared_migrations
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots

@@ -18,11 +18,11 @@ from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui.app import MidstreamApp
+from midstream.tui.screens import migration_text
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration import migration_text
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.widgets import steps
 from midstream.watch.snapshot import Snapshot

@@ -17,13 +17,13 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
 from midstream.operations.create_target import CreatableTarget
-from midstream.tui.actions import Target, TargetMissingError
+from midstream.tui.actions import TargetChoice, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
-from midstream.tui.screens.migration.migration_screen import MigrationScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
+from midstream.tui.screens.migration_screen import MigrationScreen
+from midstream.tui.screens.wizard import WizardScreen
 from midstream.watch.snapshot import Snapshot
 from midstream_core import records
 from support.tui import fleets, prepared_migrations
@@ -65,7 +65,7 @@ async def test_wizard_excludes_source_from_targets() -> None:
 async def test_wizard_offers_other_allocations_of_login_node() -> None:
     actions = PreparedActions()
     names = ("nano-job", "wide")
-    actions.targets = lambda: tuple(Target(name, ("small",), allocation=True) for name in names)  # type: ignore[method-assign]
+    actions.targets = lambda: tuple(TargetChoice(name, ("small",), allocation=True) for name in names)  # type: ignore[method-assign]
     run = replace(fleets.run("nano", "small"), fence=records.Fence(1, "nano-job"))
     app = app_over(fleets.small_fleet(run), actions)
     async with app.run_test(size=(100, 30)) as pilot:

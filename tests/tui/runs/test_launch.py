@@ -19,10 +19,10 @@ from midstream.tui.screens.dialogs.form import FormScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
 from midstream.tui.screens.fleet.verifications import CheckpointVerifications, question
-from midstream.tui.screens.launch.launch_screen import LaunchScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream.tui.screens.migration.wizard_settings import BATCH, PER_DEVICE, WizardSettings
-from midstream.tui.screens.run.run_screen import RunScreen
+from midstream.tui.screens.launch_screen import LaunchScreen
+from midstream.tui.screens.run_screen import RunScreen
+from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.screens.wizard_settings import BATCH, PER_DEVICE, WizardSettings
 from midstream_core import records
 from support.tui import fleets, prepared_actions, prepared_migrations
 from support.tui.prepared_actions import PreparedActions

@@ -9,9 +9,9 @@ import pytest
 
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.choose import ChooseScreen
-from midstream.tui.screens.migration.wizard import WizardScreen
-from midstream.tui.screens.run.run_screen import RunScreen
-from midstream.tui.screens.run.run_text import metrics_of
+from midstream.tui.screens.run_screen import RunScreen
+from midstream.tui.screens.run_text import metrics_of
+from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch import resolved_config

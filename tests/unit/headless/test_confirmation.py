@@ -14,7 +14,7 @@ import pytest
 from midstream.errors import Exit, MidstreamError
 from midstream.flags import parse
 from midstream.headless.confirmation import can_ask, confirmed
-from midstream.headless.migration.print_plan import require_consent
+from midstream.headless.print_plan import require_consent
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.modes.registry import LIVE
 from midstream.output import Output

@@ -8,17 +8,17 @@ import pytest
 
 from midstream.errors import UsageError
 from midstream.flags import parse
-from midstream.headless.migration.import_run import import_flags
-from midstream.headless.migration.migrate_run import migrate
+from midstream.headless.import_run import import_request_of
+from midstream.headless.migrate_run import migrate
 
 GIVEN = ["--gqa-layout", "interleaved", "--rms-epsilon", "outside", "--cast-parameters", "bfloat16"]
 
 
 def test_flags_of_imports_go_to_the_converter() -> None:
     options, _ = parse(["--migrate", "here:/runs/llama", "--to", "pod", *GIVEN])
-    assert import_flags(options) == GIVEN
+    assert import_request_of(options).flags == GIVEN
     options, _ = parse(["--migrate", "here:/runs/llama", "--to", "pod"])
-    assert import_flags(options) == []
+    assert import_request_of(options).flags == []
 
 
 def test_flags_of_imports_need_a_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from midstream.headless.migration.live_line import LiveLine
+from midstream.headless.live_line import LiveLine
 from midstream.migrate import stages
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.event import Event

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from midstream.headless.migration import migrate_run
-from midstream.headless.migration.migrate_run import print_event, result_lines
+from midstream.headless import migrate_run
+from midstream.headless.migrate_run import print_event, result_lines
 from midstream.migrate.journal import migration_directory
 from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.event import Event

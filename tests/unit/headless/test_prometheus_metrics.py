@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
-from midstream.headless.fleet.serve_metrics import serve_metrics
+from midstream.headless.serve_metrics import serve_metrics
 from midstream.listing.prometheus_metrics import FleetMetrics
 from midstream.output import Output
 from midstream.watch.snapshot import Accelerator, HostView, Machine, RunView, Snapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from midstream.headless.runs.show_system import points
+from midstream.operations.system_points import points
 from midstream.watch.system_series import SystemSeries
 
 

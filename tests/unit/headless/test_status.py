@@ -10,7 +10,7 @@ import pytest
 
 from midstream.cli import main
 from midstream.errors import Exit
-from midstream.headless.fleet.status import shown_migrations
+from midstream.headless.status import shown_migrations
 from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream_core import records

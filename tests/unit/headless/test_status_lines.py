@@ -6,7 +6,7 @@ import io
 import json
 from dataclasses import replace
 
-from midstream.headless.fleet.status_lines import StatusLines
+from midstream.headless.status_lines import StatusLines
 from midstream.listing import filter_parser, fleet_fields
 from midstream.output import Output
 from midstream.watch.snapshot import CONNECTING, DOWN, RunView

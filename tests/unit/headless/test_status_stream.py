@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from midstream.fleet.fleet import Fleet, SshHostConfig
-from midstream.headless.fleet import status
+from midstream.headless import status
 from midstream.hosts.host_pool import HostPool
 from midstream.output import Output
 from midstream.watch import host_feed
@@ -143,6 +143,6 @@ def test_host_that_waits_for_its_turn_is_not_down(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Watcher, "wait_for", counted)
     fleet = Fleet({"late": SshHostConfig(address="127.0.0.1", root="/r")})
-    snapshot = take_snapshot(fleet, HostPool(fleet), timeout=15.0)
+    snapshot = take_snapshot(HostPool(fleet), timeout=15.0)
     assert [host.link for host in snapshot.hosts] == [LIVE]
     assert waits == [15.0] * 3

@@ -13,7 +13,7 @@ import pytest
 
 from midstream.flags import parser
 from midstream.fleet import fleet
-from midstream.headless.fleet.show_costs import DEFAULT_PERIOD
+from midstream.headless.show_costs import DEFAULT_PERIOD
 from midstream.json_events.json_event import JsonEvent
 from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIONS
 from midstream.json_events.result_event import MigrationResult, ResultEvent

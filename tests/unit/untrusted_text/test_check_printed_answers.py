@@ -31,10 +31,10 @@ def host_with(answer: object) -> Host:
 
 
 def rehearsed(output: str, code: int = 0) -> Any:
-    hosts = SimpleNamespace(get=lambda name: host_with(CommandResult(code, output, "midstream: it does not fit")))
-    fleet = Fleet(hosts={"lab": LocalHostConfig()})
+    host = host_with(CommandResult(code, output, "midstream: it does not fit"))
+    hosts = SimpleNamespace(get=lambda name: host, fleet=Fleet(hosts={"lab": LocalHostConfig()}))
     target = Target("lab", ("lab",))
-    return rehearsal._one(cast(HostPool, hosts), fleet, target, "lab", "{}", "/engine", "python", ())
+    return rehearsal._one(cast(HostPool, hosts), target, "lab", "{}", "/engine", "python", ())
 
 
 def test_rehearsal_is_read_from_the_last_line_of_json() -> None:
@@ -100,6 +100,6 @@ def test_interpreter_without_a_version_is_refused() -> None:
 
 
 def test_address_that_a_host_leaves_out_counts_as_closed() -> None:
-    listener = host_links.Listener("lab", 7, ("10.0.0.1", "10.0.0.2"), "token")
+    listener = host_links.LinkListener("lab", 7, ("10.0.0.1", "10.0.0.2"), "token")
     [link] = host_links.try_links(listener, [host_with({})])
     assert (link.open, link.tried) == (False, {})

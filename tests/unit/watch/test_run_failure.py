@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from midstream.headless.fleet import status as status_mode
+from midstream.headless import status as status_mode
 from midstream.listing import documents
 from midstream.watch import log_tail
 from midstream.watch.log_errors import error_line

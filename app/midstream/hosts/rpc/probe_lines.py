@@ -17,14 +17,14 @@ from midstream_host.shapes import FileName, Text
 RunIdOrEmpty = Annotated[str, records.RUN_ID_OR_EMPTY]
 
 
-class Disk(TypedDict):
+class DiskLine(TypedDict):
     mount: FileName
     device: FileName
     total: int
     free: int
 
 
-class Port(TypedDict):
+class PortLine(TypedDict):
     device: str
     port: int
     state: str
@@ -32,7 +32,7 @@ class Port(TypedDict):
     layer: str
 
 
-class User(TypedDict):
+class UserLine(TypedDict):
     pid: int
     user: str
     command: Text
@@ -41,7 +41,7 @@ class User(TypedDict):
     run: NotRequired[RunIdOrEmpty]
 
 
-class Accelerator(TypedDict):
+class AcceleratorLine(TypedDict):
     index: int
     kind: str
     memory_total: NotRequired[int | None]
@@ -111,15 +111,15 @@ class InventoryLine(TypedDict):
     driver: NotRequired[str]
     cuda: NotRequired[str]
     clock_synchronized: NotRequired[bool | None]
-    users: NotRequired[list[User]]
-    disks: NotRequired[list[Disk]]
-    infiniband: NotRequired[list[Port]]
+    users: NotRequired[list[UserLine]]
+    disks: NotRequired[list[DiskLine]]
+    infiniband: NotRequired[list[PortLine]]
 
 
 class Beat(TypedDict):
     time: float
     cpu_used: NotRequired[float]
-    accelerators: NotRequired[list[Accelerator]]
+    accelerators: NotRequired[list[AcceleratorLine]]
     memory_total: NotRequired[int]
     memory_used: NotRequired[int]
     disk_total: NotRequired[int]

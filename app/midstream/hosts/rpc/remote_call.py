@@ -70,10 +70,10 @@ class ImportingProcess(Protocol):
 
 
 def _declaration(function: Remote) -> Declaration:
-    found = declaration_of(function)
-    if found is None or not function.__module__.startswith(PACKAGE):
+    declaration = declaration_of(function)
+    if declaration is None or not function.__module__.startswith(PACKAGE):
         raise ValueError(f"{function!r} is not a declared function of midstream_host")
-    return found
+    return declaration
 
 
 _READING = threading.Lock()  # the hosts of a fleet ask for the same modules at once: they are read once
@@ -124,13 +124,13 @@ _IMPORT = re.compile(r"^[ \t]*from (midstream_(?:core|host)[\w.]*) import (?:\((
 
 def _imports(text: str) -> list[str]:
     """Return the modules of host and core that a source imports."""
-    found: list[str] = []
+    imports: list[str] = []
     for module, several, one in _IMPORT.findall(text):
         for alias in re.sub("#.*", "", several or one).split(","):
             if alias.strip():
                 below = f"{module}.{alias.split()[0]}"
-                found.append(below if _source(below).is_file() else module)
-    return found
+                imports.append(below if _source(below).is_file() else module)
+    return imports
 
 
 def _source(name: str) -> Traversable:
@@ -160,7 +160,7 @@ def job_line(
     """
     modules = _modules(function.__module__)
     job = {
-        "modules": [each for each in modules if each[0] not in imported] if imported else modules,
+        "modules": [module for module in modules if module[0] not in imported] if imported else modules,
         "module": function.__module__,
         "function": function.__name__,
         "arguments": None if arguments is None else dict(arguments),

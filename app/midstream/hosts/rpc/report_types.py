@@ -99,7 +99,7 @@ class CheckedObject:
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerifiedTree:
     """Result for all objects; root digest as recorded, and recomputed from the bytes."""
 
     extra: list[FileName]  # files that the manifest does not list
@@ -109,7 +109,7 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class Examined(Verified):
+class ExaminedTree(VerifiedTree):
     """The result of an examination of a checkpoint's arrays.
 
     ``by``: the engine or the standard library.
@@ -131,12 +131,12 @@ class ArrayContent:
 
 
 VERIFY = ReportingProgram(
-    tree.verify, {"tree": TreeSize, "checked": CheckedObject, "verified": Verified, "problem": Problem}
+    tree.verify, {"tree": TreeSize, "checked": CheckedObject, "verified": VerifiedTree, "problem": Problem}
 )
-Verifying = TreeSize | CheckedObject | Verified | Problem
-Examining = ArrayContent | CheckedObject | Examined | Problem
+Verifying = TreeSize | CheckedObject | VerifiedTree | Problem
+Examining = ArrayContent | CheckedObject | ExaminedTree | Problem
 EXAMINE = ReportingProgram(
-    array_check.examine, {"array": ArrayContent, "checked": CheckedObject, "verified": Examined, "problem": Problem}
+    array_check.examine, {"array": ArrayContent, "checked": CheckedObject, "verified": ExaminedTree, "problem": Problem}
 )
 
 

@@ -43,7 +43,7 @@ def builder_of(annotation: Any) -> Builder | None:
     if origin is list or (origin is tuple and arguments[1:] == (Ellipsis,)):
         return _sequence(origin, builder_of(arguments[0]))
     if origin is tuple:
-        return _tuple([builder_of(each) for each in arguments])
+        return _tuple([builder_of(argument) for argument in arguments])
     if origin is dict:
         item = builder_of(arguments[1])
         return None if item is None else lambda value: {key: item(each) for key, each in value.items()}

@@ -147,8 +147,8 @@ def public_blob(file: str) -> bytes | None:
             message.get_int()  # number of keys
             return message.get_string()
     for each in (file, f"{file}.pub"):
-        if (found := _public_file(each)) is not None:
-            return found.key_blob
+        if (public_file := _public_file(each)) is not None:
+            return public_file.key_blob
     return None
 
 

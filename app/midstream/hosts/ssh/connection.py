@@ -117,9 +117,9 @@ def _connected_within(settings: SshSettings, timeout: float) -> socket.socket:
 
     Each address of the AddressFamily has ``timeout`` seconds.
     """
-    found = socket.getaddrinfo(settings.hostname, settings.port, settings.family, socket.SOCK_STREAM)
+    infos = socket.getaddrinfo(settings.hostname, settings.port, settings.family, socket.SOCK_STREAM)
     source = (settings.bind_address, 0) if settings.bind_address else None
-    addresses = [(str(address[0]), settings.port) for *_, address in found]
+    addresses = [(str(address[0]), settings.port) for *_, address in infos]
     for address in addresses[:-1]:
         with contextlib.suppress(OSError):
             return socket.create_connection(address, timeout, source)
@@ -259,7 +259,7 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
         transport.close()
         raise _unsupported(name, settings, error) from error
     except (paramiko.SSHException, EOFError, OSError) as error:
-        proxy = next((each for each in layers if isinstance(each, Proxy)), None)
+        proxy = next((layer for layer in layers if isinstance(layer, Proxy)), None)
         words = proxy.exit_message() if proxy else ""
         transport.close()
         refusal = _no_session(name, settings, transport.greeting, words, error, proxy)

@@ -37,7 +37,7 @@ def check(name: str, settings: SshSettings) -> None:
     if not logins or (last := logins.get(_fingerprint(settings))) is None:
         return
     now = time.time()
-    since = min((now - each["time"] for each in logins.values() if each["time"] <= now), default=INTERVAL)
+    since = min((now - login["time"] for login in logins.values() if login["time"] <= now), default=INTERVAL)
     if since < INTERVAL:
         raise HostError(
             f"{name}: {last['message'].partition(': ')[2]} "
@@ -83,8 +83,8 @@ def _file(settings: SshSettings) -> Path:
 def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Return the failed logins by fingerprint; none of a damaged file."""
     try:
-        found = json.loads(file.read_text())
-        return {key: each for key, each in found.items() if float(each["time"]) and each["message"] and "hint" in each}
+        logins = json.loads(file.read_text())
+        return {key: each for key, each in logins.items() if float(each["time"]) and each["message"] and "hint" in each}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 

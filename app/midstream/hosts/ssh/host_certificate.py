@@ -84,7 +84,7 @@ def certificate_of(key: paramiko.PKey) -> HostCertificate | None:
         message.get_binary()
     message.get_int64()  # a serial number
     kind_of_certificate, key_id = message.get_int(), message.get_text()
-    principals = tuple(each.decode("utf-8", "replace") for each in _strings(message.get_binary()))
+    principals = tuple(string.decode("utf-8", "replace") for string in _strings(message.get_binary()))
     after, before = message.get_int64(), message.get_int64()
     critical = message.get_binary()
     message.get_binary()  # extensions: none concerns a host

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -12,11 +13,15 @@ import paramiko
 
 from midstream.errors import HostError
 from midstream.fleet.fleet import SshHostConfig
+from midstream.fleet.ssh_address import parse_address
 from midstream.hosts.concurrency_limit import CONNECT_LIMIT
 from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Process, R
+from midstream.hosts.prompter import PROMPTS, TerminalPrompter
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end
+from midstream.hosts.shell import interact, run_shell
 from midstream.hosts.ssh.channels import Channels
+from midstream.hosts.ssh.config_files import config_words
 from midstream.hosts.ssh.connection import Connection, open_connection
 from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, connection_lost, send_command
 from midstream.hosts.ssh.resolved_options import SshSettings, resolve
@@ -158,8 +163,8 @@ class SshHost:
             raise connection_lost(self.name, "the connection is closed")
         return channels.open(window)
 
-    def shell(self) -> paramiko.Channel:
-        """Open a login shell with a terminal, for `midstream.hosts.shell`."""
+    def _shell(self) -> paramiko.Channel:
+        """Open a login shell with a terminal."""
         try:
             channel = self._session()
             channel.get_pty(os.environ.get("TERM", "xterm-256color"))
@@ -167,6 +172,45 @@ class SshHost:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise HostError(f"{self.name}: no shell: {error}", "PermitTTY yes in its sshd_config") from error
         return channel
+
+    def open_shell(self) -> int:
+        """Run a shell on the host in this terminal, and return its exit code.
+
+        The ``ssh`` program runs it, with the settings and keys that midstream itself uses. Without such a program, it
+        runs in a channel of midstream's own connection.
+        """
+        if shutil.which("ssh"):
+            settings = resolve(self.name, self.config)
+            words = ["ssh", "-t", *settings.config_words, *settings.host_key_words, "-l", settings.user]
+            words += ["-p", str(settings.port), "-o", "StrictHostKeyChecking=yes"]
+            if self.config.identity_file:
+                words += ["-o", "IdentitiesOnly=yes", "-i", settings.identity_files[0]]
+            return run_shell([*words, "--", settings.alias])
+        with PROMPTS.use(TerminalPrompter()):  # the terminal UI has released the terminal
+            self.connect()
+        try:
+            return interact(self._shell())
+        finally:
+            self.close()
+
+    def shell_line(self, command: str) -> str:
+        """Return a line of the ssh program that runs a command on the host.
+
+        ``command`` is a line of shell. The program reads the user's configuration; only what the fleet file overrides
+        is added.
+        """
+        config = self.config
+        user, alias, port = parse_address(config.address, f"hosts.{self.name}.address")
+        user, port = config.user or user, config.port or port
+        words = ["ssh", *config_words(config.ssh_config)]
+        words += ["-l", user] if user else []
+        words += ["-p", str(port)] if port else []
+        if config.known_hosts:
+            path = os.path.expanduser(config.known_hosts)
+            words += ["-o", f'UserKnownHostsFile="{path}"' if " " in path else f"UserKnownHostsFile={path}"]
+        if config.identity_file:
+            words += ["-o", "IdentitiesOnly=yes", "-i", os.path.expanduser(config.identity_file)]
+        return shlex.join([*words, alias, command])
 
     @property
     def peer_address(self) -> str:

@@ -234,7 +234,7 @@ class Transport(paramiko.Transport):
         handlers[MSG_CHANNEL_OPEN_SUCCESS] = self._opened
         self.prefers_certificates = False  # True if known_hosts has an authority for the host
         security = self.get_security_options()
-        security.ciphers = (*CIPHERS, *(each for each in security.ciphers if each not in CIPHERS))
+        security.ciphers = (*CIPHERS, *(cipher for cipher in security.ciphers if cipher not in CIPHERS))
         allowed = algorithms or {}
         self._host_key_kinds: tuple[str, ...] = allowed.get("hostkeyalgorithms", tuple(super().preferred_keys))
         for option, attribute in OPTIONS.items():

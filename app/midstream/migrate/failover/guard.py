@@ -25,10 +25,10 @@ from midstream.errors import Exit, HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.attempt_monitor import look_at_ranks, ranks_of
 from midstream.migrate import migration_process, notify
 from midstream.migrate.failover import guard_plan, guard_pods, job_restart
 from midstream.migrate.failover.guard_consent import GuardConsent, NotAgreedError
+from midstream.migrate.failover.guard_evidence import GuardEvidence
 from midstream.migrate.failover.guard_plan import MigratedByAnotherError
 from midstream.migrate.failover.run_verdict import (
     ENDED,
@@ -39,7 +39,6 @@ from midstream.migrate.failover.run_verdict import (
     UNREACHABLE,
     Verdict,
     judge,
-    judge_failed,
 )
 from midstream.migrate.failover.time_limit import TimeLimit
 from midstream.migrate.journal import migration_state
@@ -50,16 +49,14 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning.source_run import shares_root
-from midstream.ownership.owner_judge import CLAIM, OWNER
+from midstream.ownership.owner_judge import CLAIM
 from midstream.providers import fleet_slices
 from midstream.providers.provider import SliceStatus
 from midstream.watch.known_owners import remember_owners
-from midstream.watch.snapshot import CONNECTING, LIVE, RunView, Snapshot
+from midstream.watch.snapshot import LIVE, RunView, Snapshot
 from midstream.watch.symptoms import symptoms
 from midstream.watch.watcher import Watcher
 from midstream_core.json_types import JsonValue
-from midstream_host.machine import preemption_notices
-from midstream_host.runs import slurm
 
 EVIDENCE_DURATION = 6.0  # seconds that evidence must last, so that a restart by the user is not raced
 NOTICE_INTERVAL = 10.0  # seconds between two reads of preemption notices
@@ -90,14 +87,14 @@ class Guard:
     lead: float | None = None  # seconds before a job's time limit at which it is handed on; None: as estimated
     consent: GuardConsent = field(default_factory=GuardConsent)  # what the user has agreed to
     _reported: set[str] = field(default_factory=set[str])
-    _time_limit: TimeLimit = field(init=False)
-    _job: bool = False  # the notice is of a job's time limit
+    evidence: GuardEvidence = field(init=False)
     _restarted_step: int = -1  # at which the guard restarted the run last
     _begun: set[str] = field(default_factory=set[str])  # the migrations that it has begun
     _waits: bool = False  # for another migration of the run, since its last notification that the run is lost
 
     def __post_init__(self) -> None:
-        self._time_limit = TimeLimit(self.fleet, self.hosts, self.targets, self.lead, self._report_lead)
+        time_limit = TimeLimit(self.fleet, self.hosts, self.targets, self.lead, self._report_lead)
+        self.evidence = GuardEvidence(self.fleet, self.hosts, self.run_id, time_limit)
 
     def run(self) -> Exit:
         """Guard until the run ends.
@@ -105,19 +102,20 @@ class Guard:
         Raises:
             MidstreamError: No target took the run, or no tries are left.
         """
+        evidence = self.evidence
         durations: dict[str, Deadline] = {}
         notice, provided, read_at = "", (SliceStatus.UNKNOWN, ""), 0.0
         while True:
             snapshot = self.watch.snapshot()
             now = time.monotonic()
             if now - read_at > NOTICE_INTERVAL:
-                notice, provided, read_at = self._notice(snapshot), self._provided(snapshot), now
+                notice, provided, read_at = evidence.notice(snapshot), evidence.provided(snapshot), now
             remember_owners(snapshot, (self.run_id,))
             self._report_claims(snapshot)
-            if self._job and any(not copy.running for copy in snapshot.believed(self.run_id)[:1]):
+            if evidence.is_job and any(not copy.running for copy in snapshot.believed(self.run_id)[:1]):
                 notice = ""  # a run that was stopped before its time limit was stopped by its user
-            run, verdict = judge(snapshot, self.run_id, notice, provided, self.owner(snapshot))
-            verdict = self._with_first_failure(run, verdict, snapshot)
+            run, verdict = judge(snapshot, self.run_id, notice, provided, evidence.owner(snapshot))
+            verdict = evidence.with_first_failure(run, verdict, snapshot)
             # Time in which this process was suspended does not count: its earlier snapshot is outdated.
             durations = {verdict.kind: durations.get(verdict.kind) or Deadline(None)}
             durations[verdict.kind].count()
@@ -159,74 +157,6 @@ class Guard:
                 self._reported.add(f"claim of {host}")
                 message = f"{host} claims {self.run_id}: {standing.reason}"
                 self.report({"event": "guard", "kind": "claimed", "run": self.run_id, "message": message})
-
-    def _notice(self, snapshot: Snapshot) -> str:
-        copies = snapshot.believed(self.run_id)
-        host = snapshot.host(copies[0].host) if copies else None
-        if host is None or host.link != LIVE:
-            return ""
-        try:
-            machine = self.hosts.get(host.name)
-            job = machine.call(slurm.job_of_attempt, timeout=30.0)(machine.root, self.run_id, copies[0].attempt)
-            if job is not None:  # the login node's own notices do not concern it
-                self._job = True
-                return self._time_limit.notice(snapshot, copies[0], job)
-            self._job = False
-            found = machine.call(preemption_notices.read, timeout=30.0)()
-        except (HostError, MidstreamError):
-            return ""
-        return found.message if found else ""
-
-    def _provided(self, snapshot: Snapshot) -> tuple[str, str]:
-        copies = snapshot.believed(self.run_id)
-        if owner := self.owner(snapshot):
-            links = {host.name: host.link for host in snapshot.hosts}
-            if any(links.get(name) in (LIVE, CONNECTING) for name in self.fleet.hosts_of(owner)):
-                return SliceStatus.UNKNOWN, ""  # it may have a copy that is not in the snapshot yet
-            return fleet_slices.target_slice_status(self.fleet, owner)
-        return fleet_slices.host_slice_status(self.fleet, copies[0].host) if copies else (SliceStatus.UNKNOWN, "")
-
-    def owner(self, snapshot: Snapshot) -> str:
-        """Return the target that the run belongs to, or an empty text.
-
-        Empty where a copy on that target is proven to be the owner's. Without signed records, it is the target that the
-        run was handed to; empty where the newest copy is on it, and for a run that was not handed over.
-        """
-        judgement = snapshot.judgement(self.run_id)
-        if judgement.head is not None:
-            proven = any(standing.kind == OWNER for standing in judgement.standings.values())
-            return "" if proven else judgement.head.owner
-        run = next(iter(snapshot.believed(self.run_id)), None)
-        if run is None or run.running or run.fence is None or run.fence.sealed_step is None:
-            return ""  # a run that never migrated belongs to the host that has it, under any name
-        owner = run.fence.owner
-        known = self.fleet.hosts_of(owner) if owner in self.fleet.target_names else ()
-        return "" if run.host in known else owner
-
-    def _with_first_failure(self, run: RunView | None, verdict: Verdict, snapshot: Snapshot) -> Verdict:
-        """Return the verdict by the first failure on several hosts, if it says more."""
-        if run is None or verdict.lost or not (verdict.kind == FAILED or run.state == "lost"):
-            return verdict
-        found = self._failed(run, snapshot)
-        # The exit of process 0 is evidence enough; the first failure is the better reason.
-        return found if found is not None and (verdict.kind == FAILED or found.kind == LOST) else verdict
-
-    def _failed(self, run: RunView, snapshot: Snapshot) -> Verdict | None:
-        """Call `judge_failed` for a run on several hosts.
-
-        None for other runs, or where the hosts do not answer.
-        """
-        host = snapshot.host(run.host)
-        if host is None or host.link != LIVE:
-            return None
-        try:
-            ranks = ranks_of(self.hosts, run.host, run.run_id, run.attempt)
-            if len(ranks) < 2:
-                return None
-            views = look_at_ranks(self.hosts, ranks, run.run_id, run.attempt)
-        except MidstreamError:
-            return None
-        return judge_failed(views, lambda host: fleet_slices.host_slice_status(self.fleet, host))
 
     def _has_open_migration(self, migration: str = "") -> bool:
         """Return whether ``migration`` is open; by default, whether any of this run is.
@@ -292,7 +222,7 @@ class Guard:
                 return
             another = self._other_migration(migration, results)
             if results and not self._has_open_migration(migration):
-                needed = pods is not None and guard_plan.needed_by_another(self.fleet, self.hosts, plan)
+                needed = pods is not None and guard_plan.needed_by_another(self.hosts, plan)
                 guard_pods.delete(pods, self._report_pods, needed=needed)
             if another:
                 raise MigratedByAnotherError(another)
@@ -339,7 +269,7 @@ class Guard:
             raise MidstreamError(f"{run.run_id} made no step since it was restarted at step {self._restarted_step}")
         message = f"saving and stopping attempt {run.attempt}, then {target} gets the next one"
         self.report({"event": "guard", "kind": "restarting", "run": self.run_id, "to": target, "message": message})
-        number = job_restart.restart(self.fleet, self.hosts, run, target)
+        number = job_restart.restart(self.hosts, run, target)
         if not number:
             return  # it has finished: the next verdict says so
         self._restarted_step = step
@@ -380,7 +310,7 @@ class Guard:
 
     def _plan(self, request: Request, store: str) -> Plan:
         """Make a plan and run its preflight (`guard_plan.make`)."""
-        return guard_plan.make(self.fleet, self.hosts, self.watch.snapshot(), request, store, self.consent)
+        return guard_plan.make(self.hosts, self.watch.snapshot(), request, store, self.consent)
 
     def _symptoms(self, run: RunView | None) -> None:
         if run is None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from midstream.errors import Exit, HostError, MidstreamError
-from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags
 from midstream.migrate import host_files
@@ -104,15 +103,14 @@ class Proposal:
         return self.consent.lines
 
 
-def propose(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, run: RunView, targets: Sequence[str]) -> Proposal:
+def propose(hosts: HostPool, snapshot: Snapshot, run: RunView, targets: Sequence[str]) -> Proposal:
     """Return what a guard of the run needs consent to. No side effects.
 
     Where the run's host does not answer, what it has cannot be shown, and a later migration that needs consent to it is
     refused.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         snapshot: State of the fleet.
         run: The copy of the run's owner.
         targets: Targets of the guard.
@@ -120,6 +118,7 @@ def propose(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, run: RunView, tar
     Raises:
         MidstreamError: Its config cannot be used on a target.
     """
+    fleet = hosts.fleet
     head = snapshot.judgement(run.run_id).head
     adopted = ownership_consent(fleet, snapshot, run)
     owner = run.fence.owner if run.fence is not None and run.fence.owner in fleet.target_names else run.host
@@ -159,7 +158,7 @@ def require(proposal: Proposal, agreed: bool) -> None:
         raise MidstreamError("; ".join(proposal.lines), "--yes agrees to it", Exit.REFUSED)
 
 
-def accept(hosts: HostPool, snapshot: Snapshot, proposal: Proposal, fleet: Fleet) -> GuardConsent:
+def accept(hosts: HostPool, snapshot: Snapshot, proposal: Proposal) -> GuardConsent:
     """Record the consent, and sign the owner of a run that has no signed records.
 
     Raises:
@@ -168,7 +167,7 @@ def accept(hosts: HostPool, snapshot: Snapshot, proposal: Proposal, fleet: Fleet
     run, owner = proposal.run, proposal.owner
     if not owner or run.fence is None:
         return proposal.consent
-    of_owner = fleet.hosts_of(owner)
+    of_owner = hosts.fleet.hosts_of(owner)
     if run.host in of_owner:
         chain = signed_chain.first_chain(run.run_id, owner, run.fence, consent=ADOPTED)
     else:  # the run was handed over: the host that shows it had it before

@@ -30,13 +30,10 @@ class MigratedByAnotherError(MidstreamError):
         self.needs_target = needs_target
 
 
-def make(
-    fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request, store: str, consent: GuardConsent
-) -> Plan:
+def make(hosts: HostPool, snapshot: Snapshot, request: Request, store: str, consent: GuardConsent) -> Plan:
     """Make a plan and run its preflight.
 
     Args:
-        fleet: The fleet.
         hosts: Its hosts.
         snapshot: Current snapshot of the fleet.
         request: The request.
@@ -48,26 +45,26 @@ def make(
         NotAgreedError: It needs another consent.
         MidstreamError: It cannot be planned, or a check fails.
     """
-    plan = planning.make_plan(fleet, hosts, snapshot, request)
+    plan = planning.make_plan(hosts, snapshot, request)
     if store and plan.route.source_store != store:
         raise MidstreamError(f"its checkpoints in {store} cannot be used, and the copy on {plan.source} is older")
     head = snapshot.judgement(plan.run_id).head
     consent.check(plan, head.key if head is not None else "")  # no user to confirm more
-    for check in preflight.run_checks(fleet, hosts, plan):
+    for check in preflight.run_checks(hosts, plan):
         if check.state == FAIL:
             what = f"{check.name}: {check.detail}"
             if check.name in OTHERS or check.hint == preflight.MIGRATED_SINCE:
-                raise MigratedByAnotherError(what, check.hint, needs_target=needed_by_another(fleet, hosts, plan))
+                raise MigratedByAnotherError(what, check.hint, needs_target=needed_by_another(hosts, plan))
             raise MidstreamError(what, check.hint)
     return plan
 
 
-def needed_by_another(fleet: Fleet, hosts: HostPool, plan: Plan) -> bool:
+def needed_by_another(hosts: HostPool, plan: Plan) -> bool:
     """Return whether another migration brings the run to this plan's target.
 
     True also if it has brought it there, and where the source does not answer.
     """
-    others = [view for view in open_migrations(fleet, plan.run_id) if view.migration != plan.migration]
+    others = [view for view in open_migrations(hosts.fleet, plan.run_id) if view.migration != plan.migration]
     if any(view.plan.target == plan.target for view in others):
         return True
     try:

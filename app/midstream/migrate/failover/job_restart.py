@@ -15,6 +15,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.install.errors import LaunchError
 from midstream.launch.attempt_monitor import STOP_TIMEOUT, stop_run
 from midstream.launch.host_group_start import prepare_target
+from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.launch.slurm_allocation import query_allocation
 from midstream.migrate.planning import downtime_estimate
@@ -39,7 +40,7 @@ def stop_seconds(run: RunView) -> float:
     return predicted["quiesce"] + predicted["save"]
 
 
-def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
+def restart(hosts: HostPool, run: RunView, target: str) -> int:
     """Stop the run's attempt after a save, submit the next one and return its number.
 
     Return 0 where the run has reached its last step instead.
@@ -47,35 +48,39 @@ def restart(fleet: Fleet, hosts: HostPool, run: RunView, target: str) -> int:
     What can be checked and installed is done before the stop.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         run: The run, whose attempt trains as a job of ``target``.
         target: The target.
 
     Raises:
         MidstreamError: It is not restarted; the message says whether it has been stopped.
     """
-    chosen = fleet.target(target)
+    chosen = hosts.fleet.target(target)
     assert chosen.slurm is not None
     host = hosts.get(run.host)
-    found = host.call(run_state.describe)(root=host.root, run_id=run.run_id)
-    if not found.running or found.attempt != run.attempt or found.fence is None or found.fence.owner != target:
+    description = host.call(run_state.describe)(root=host.root, run_id=run.run_id)
+    if (
+        not description.running
+        or description.attempt != run.attempt
+        or description.fence is None
+        or description.fence.owner != target
+    ):
         raise MidstreamError(f"attempt {run.attempt} of {run.run_id} does not run on {target} any more")
     lock = host.call(ownership.migration_lock)(root=host.root, run_id=run.run_id)
-    if lock is not None and lock.epoch > found.fence.epoch and lock.expires > time.time():
+    if lock is not None and lock.epoch > description.fence.epoch and lock.expires > time.time():
         raise MidstreamError(
             f"run {run.run_id} is locked for {lock.owner} by migration {lock.migration}",
             f"midstream --continue {lock.migration}, or --rollback, where that migration was started",
         )
     query_allocation(host, target, chosen.slurm)  # SLURM accepts the flags
-    prepare_target(hosts, fleet, chosen)
+    prepare_target(hosts, chosen)
     ended = stop_run(hosts, run.host, run.run_id, run.attempt, timeout=STOP_TIMEOUT)
     if ended.state == records.FINISHED:
         return 0
-    return _submit(fleet, hosts, run, target, ended.step)
+    return _submit(hosts, run, target, ended.step)
 
 
-def _submit(fleet: Fleet, hosts: HostPool, run: RunView, target: str, step: int) -> int:
+def _submit(hosts: HostPool, run: RunView, target: str, step: int) -> int:
     """Submit the next attempt; repeat it while the cluster does not accept it.
 
     Raises:
@@ -89,7 +94,7 @@ def _submit(fleet: Fleet, hosts: HostPool, run: RunView, target: str, step: int)
             if number > run.attempt:  # submitted, and contact was lost before the answer
                 return number
             # This process has just seen the run train and stop there: no other host can own it.
-            return launch_run(hosts, fleet, target, None, run.run_id, agreed=True).number
+            return launch_run(hosts, LaunchRequest(target, run_id=run.run_id, agreed=True)).number
         except (HostError, LaunchError) as error:
             if time.monotonic() > end:
                 raise MidstreamError(

@@ -49,7 +49,7 @@ class TimeLimit:
 
     Attributes:
         fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         targets: Targets of the guard, in the order of preference.
         given: The lead as the command line gives it, in seconds; None: not given.
         report: Receives the line that says the lead, when it is first found and when it changes.
@@ -116,7 +116,7 @@ class TimeLimit:
         target, queue = self.fleet.target(name), 0.0
         shared = shares_root(self.fleet, run, name)
         request = Request(run.run_id, name, mode=COLD if shared else WARM)
-        plan = planner.make_plan(self.fleet, self.hosts, snapshot, request)
+        plan = planner.make_plan(self.hosts, snapshot, request)
         if target.slurm is not None and not shared:  # the job is submitted once the run has stopped
             allocation = query_allocation(self.hosts.get(target.slurm.host), name, target.slurm)
             queue = max(0.0, allocation.starts - time.time())

@@ -105,12 +105,12 @@ class Facts:
 
     def updated(self, newer: Facts) -> Self:
         """Return these facts with those that ``newer`` has in their place."""
-        changes = {each.name: getattr(newer, each.name) for each in fields(newer)}
+        changes = {field.name: getattr(newer, field.name) for field in fields(newer)}
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
     def without(self, older: Facts) -> Self:
         """Return these facts less those that ``older`` has too, whatever their values."""
-        return replace(self, **{each.name: None for each in fields(older) if getattr(older, each.name) is not None})
+        return replace(self, **{field.name: None for field in fields(older) if getattr(older, field.name) is not None})
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}

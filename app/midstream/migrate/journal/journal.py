@@ -39,7 +39,7 @@ class _Progress:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _StageTime:
     stage: str
     seconds: float = 0.0
     estimated_seconds: float | None = None
@@ -316,7 +316,7 @@ def _parse(line: bytes) -> Event | None:
         if event.event == "result":
             json_shapes.check(_Result, event.detail)
         elif event.event == STAGE:
-            json_shapes.check(_Stage, event.detail)
+            json_shapes.check(_StageTime, event.detail)
         elif event.state == phase_names.PROGRESS:
             json_shapes.check(_Progress, event.detail)
         elif event.event == FACT:

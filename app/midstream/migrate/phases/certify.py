@@ -144,12 +144,12 @@ class Certify:
     def _evidence(self, migration: Migration, sealed: Sealed) -> tuple[int, records.Restore]:
         """Return the attempt that restored the sealed checkpoint, and its record of that."""
         target, newest = migration.target, required(migration.journal.facts.target_attempt, "target_attempt")
-        found = restore_evidence.restored(target, migration.plan.run_id, sealed, newest)
-        if found is None:
+        evidence = restore_evidence.restored(target, migration.plan.run_id, sealed, newest)
+        if evidence is None:
             raise NotCertifiedError(
                 f"attempt {newest} on {target.name} left no evidence of what it restored", "see the log of that attempt"
             )
-        return found
+        return evidence
 
     def _source_rows(self, migration: Migration, sealed: Sealed) -> list[MetricsRow]:
         """Return the source's rows from its last before the seal on; empty if preempted."""
@@ -173,8 +173,8 @@ class Certify:
         if not rows or not source_rows:
             return
         source = migration.source
-        found = source.call(run_state.status)(root=source.root, run_id=plan.run_id, attempt=sealed.attempt)
-        if not found.status:
+        answer = source.call(run_state.status)(root=source.root, run_id=plan.run_id, attempt=sealed.attempt)
+        if not answer.status:
             return
         spent = dict(restore.seconds)
         source_skew, target_skew = clock_skew(migration, plan.source), clock_skew(migration, plan.target_host)
@@ -182,7 +182,7 @@ class Certify:
             estimate_update.predicted_seconds(migration),
             downtime_report.Marks(
                 last_step_ended=source_rows[-1]["time"] - source_skew,
-                source_stopped=found.status.heartbeat - source_skew,
+                source_stopped=answer.status.heartbeat - source_skew,
                 first_step_ended=rows[0]["time"] - target_skew,
                 sealing=facts.stop_commanded_at or facts.seal_started_at or plan.identity.created,
                 stop_seen=facts.stop_confirmed_at,

@@ -27,7 +27,7 @@ class Prepare:
         plan = migration.plan
         migration.log_own_command(f"migrate {plan.run_id} from {plan.source} to {plan.target}", plan.command())
         with migration.stage(stages.INSTALL):
-            prepared = migration.target_group.prepared(migration.fleet)
+            prepared = migration.target_group.prepared()
         for name, ready in prepared.items():
             host = migration.hosts.get(name)
             engine, python = ready.engine, ready.environment.python

@@ -122,11 +122,11 @@ class Relaunch:
 
 def _present_attempt(migration: Migration) -> int | None:
     """Return this migration's attempt on the target that runs or has finished."""
-    found = migration.target_group.attempt_of_migration(migration.plan.migration)
-    if found is None:
+    attempt = migration.target_group.attempt_of_migration(migration.plan.migration)
+    if attempt is None:
         return None
-    finished = found.status is not None and found.status.state == records.FINISHED
-    return found.attempt if found.running or finished else None
+    finished = attempt.status is not None and attempt.status.state == records.FINISHED
+    return attempt.attempt if attempt.running or finished else None
 
 
 def _newest(migration: Migration) -> StartingPoint | None:

@@ -55,7 +55,7 @@ class ForeignRun:
         return sum(map(model_arrays.size_of, self.arrays))
 
 
-class _Loader(yaml.SafeLoader):
+class _ForeignLoader(yaml.SafeLoader):
     """A YAML loader that constructs no objects: a tagged value is a plain one.
 
     Aliases may not expand to much.
@@ -94,7 +94,7 @@ def _plain(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> object:
     return loader.construct_scalar(cast("yaml.ScalarNode", node))
 
 
-_Loader.add_multi_constructor("", _plain)  # pyright: ignore[reportUnknownMemberType]
+_ForeignLoader.add_multi_constructor("", _plain)  # pyright: ignore[reportUnknownMemberType]
 
 
 def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -> ForeignRun:
@@ -131,7 +131,7 @@ def _mapping(name: str, text: str) -> RecordFields:
     elif len(text) > MAX_YAML:
         raise ValueError(f"{name} has more than {MAX_YAML:,} characters")
     else:
-        value = yaml.load(text, _Loader)
+        value = yaml.load(text, _ForeignLoader)
     if not isinstance(value, dict):
         raise ValueError(f"{name} is not a mapping")
     return cast("RecordFields", value)
@@ -198,18 +198,18 @@ def _neox_steps(found: RunConfig) -> int:
 
 def _levanter(survey: CheckpointSurvey) -> ForeignRun:
     ((path, text),) = survey.configs.items()
-    found = _mapping(path, text)
-    given = dict(section(found, "model"))
+    mapping = _mapping(path, text)
+    given = dict(section(mapping, "model"))
     kind = str(given.get("type") or "gpt2")
     if "max_seq_len" in given:
         given["seq_len"] = given.pop("max_seq_len")
     model = {"type": kind, **_LEVANTER_MODELS.get(kind, {}), **given}
-    optimizer = section(found, "optimizer")
-    trainer = {**_LEVANTER_TRAINER, **section(found, "trainer")}
+    optimizer = section(mapping, "optimizer")
+    trainer = {**_LEVANTER_TRAINER, **section(mapping, "trainer")}
     trainer["matmul_precision"] = levanter_products(trainer)
     config = _config(model, str(optimizer.get("type") or "adam"), trainer)
     warnings = ["the training key is imported, but dropout uses it differently"]
-    data = section(found, "data")
+    data = section(mapping, "data")
     rows = survey.shapes[_EMBEDDING][0] if _EMBEDDING in survey.shapes else 0
     if not rows and str(data.get("tokenizer")) == "passthrough" and data.get("vocab_size"):
         rows = int(data["vocab_size"])
@@ -238,28 +238,28 @@ def _cache_directories(data: JsonObject) -> list[str]:
 
 
 def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> ForeignRun:
-    found = _mapping("config.json", survey.configs["config.json"])
-    kind = found.get("model_type")
+    mapping = _mapping("config.json", survey.configs["config.json"])
+    kind = mapping.get("model_type")
     if kind == "gpt2":
-        hidden = int(found["n_embd"])
+        hidden = int(mapping["n_embd"])
         model: RecordFields = {
-            "type": "gpt2", "seq_len": int(found["n_positions"]), "hidden_dim": hidden,
-            "num_layers": int(found["n_layer"]), "num_heads": int(found["n_head"]),
-            "mlp_scale": (found.get("n_inner") or 4 * hidden) // hidden,
+            "type": "gpt2", "seq_len": int(mapping["n_positions"]), "hidden_dim": hidden,
+            "num_layers": int(mapping["n_layer"]), "num_heads": int(mapping["n_head"]),
+            "mlp_scale": (mapping.get("n_inner") or 4 * hidden) // hidden,
         }  # fmt: skip
     elif kind in ("llama", "gpt_neox"):
-        heads = int(found["num_attention_heads"])
+        heads = int(mapping["num_attention_heads"])
         model = {
-            "type": "llama" if kind == "llama" else "neox", "seq_len": int(found["max_position_embeddings"]),
-            "hidden_dim": int(found["hidden_size"]), "intermediate_dim": int(found["intermediate_size"]),
-            "num_layers": int(found["num_hidden_layers"]), "num_heads": heads,
-            "tie_word_embeddings": bool(found.get("tie_word_embeddings", False)),
-            "attention_bias": bool(found.get("attention_bias", kind != "llama")),
+            "type": "llama" if kind == "llama" else "neox", "seq_len": int(mapping["max_position_embeddings"]),
+            "hidden_dim": int(mapping["hidden_size"]), "intermediate_dim": int(mapping["intermediate_size"]),
+            "num_layers": int(mapping["num_hidden_layers"]), "num_heads": heads,
+            "tie_word_embeddings": bool(mapping.get("tie_word_embeddings", False)),
+            "attention_bias": bool(mapping.get("attention_bias", kind != "llama")),
         }  # fmt: skip
         if kind == "llama":
             model |= {
-                "num_kv_heads": int(found.get("num_key_value_heads") or heads), "head_dim": found.get("head_dim"),
-                "mlp_bias": bool(found.get("mlp_bias", False)),
+                "num_kv_heads": int(mapping.get("num_key_value_heads") or heads), "head_dim": mapping.get("head_dim"),
+                "mlp_bias": bool(mapping.get("mlp_bias", False)),
             }  # fmt: skip
     else:
         raise ValueError(f"model_type {kind!r} is none of gpt2, llama, gpt_neox")
@@ -267,7 +267,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     for name, text in flags.items():
         part, _, key = name.partition(".")
         if part == "trainer" and "." not in key:
-            trainer[key] = yaml.load(text, _Loader)
+            trainer[key] = yaml.load(text, _ForeignLoader)
     config = _config(model, flags.get("optimizer.type", "adam"), trainer)
     if not any(name.startswith("data.") for name in flags):
         raise ValueError("a model has no data: name it with -- --data.train_urls FILES")
@@ -275,7 +275,7 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
         "a model has no optimizer: moments, counts and schedule start at zero",
         "how many tokens its text has is not known before it is tokenized",
     )
-    rows = -(-int(found["vocab_size"]) // _PADDING) * _PADDING
+    rows = -(-int(mapping["vocab_size"]) // _PADDING) * _PADDING
     return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
 
 
@@ -289,7 +289,10 @@ def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> RecordFie
     """
     batch: object = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
     sizes = [part["value"] for part in cast("list[RecordFields]", batch)] if isinstance(batch, list) else [batch]
-    for name, value in [("num_train_steps", trainer["num_train_steps"]), *(("train_batch_size", one) for one in sizes)]:
+    for name, value in [
+        ("num_train_steps", trainer["num_train_steps"]),
+        *(("train_batch_size", size) for size in sizes),
+    ]:
         if type(value) is not int or not 0 < value <= MAX_NUMBER:
             raise ValueError(f"trainer.{name} is no number from 1 to {MAX_NUMBER:,}")
     return {"model": dict(model), "optimizer": {"type": optimizer}, "trainer": dict(trainer), "data": {}}
@@ -300,7 +303,7 @@ def with_parameters(run: ForeignRun, dtype: str) -> ForeignRun:
     trainer = section(run.config, "trainer")
     mp = str(precision_of(trainer.get("mp")).with_parameters(dtype))
     config = {**run.config, "trainer": {**trainer, "mp": mp}}
-    rows = next(each.shape[0] for each in run.arrays if each.name == "model/token_embeddings/weight")
+    rows = next(array.shape[0] for array in run.arrays if array.name == "model/token_embeddings/weight")
     note = f"parameters are rounded to {dtype} (--cast-parameters)"
     arrays = tuple(model_arrays.state_arrays(config, rows))
     return ForeignRun(config, arrays, run.data_paths, run.data_known, (*run.warnings, note))

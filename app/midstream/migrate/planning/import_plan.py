@@ -19,7 +19,7 @@ from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
-from midstream.migrate.planning.plan_inputs import Contents, Ends, Imported
+from midstream.migrate.planning.plan_inputs import Ends, PlannedImport, SourceContents
 from midstream.migrate.planning.plan_parts import assemble
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
@@ -37,7 +37,6 @@ SURVEY_TIMEOUT = 300.0  # seconds: a checkpoint may have many files on a slow di
 
 
 def plan_import(
-    fleet: Fleet,
     hosts: HostPool,
     snapshot: Snapshot,
     request: Request,
@@ -52,8 +51,7 @@ def plan_import(
     Reads from both ends and changes nothing.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         snapshot: Present state of the fleet.
         request: The migration; its source is the host that has the checkpoint.
         path: The checkpoint there, or its URL in a bucket, which that host imports.
@@ -65,6 +63,7 @@ def plan_import(
         UsageError: The target does not exist, or cannot be the target of this migration.
         MidstreamError: There is no checkpoint that can be read, or it does not fit the target.
     """
+    fleet = hosts.fleet
     mode_of(request.mode).check_import()
     target = fleet.target(request.target)
     keep_name(request.run_id, request.overrides)
@@ -93,7 +92,7 @@ def plan_import(
     assert run.status is not None
     assert run.fence is not None
     ends = Ends(run, run.status, run.fence, target, source, destinations, (source.name,), here, there, given)
-    contents = Contents(
+    contents = SourceContents(
         config=found.config,
         consent=(),
         checkpoint=run.checkpoints[0],
@@ -102,7 +101,7 @@ def plan_import(
         checkpoint_bytes=found.state_bytes,
         data_digests=(),
         data_bytes=None if (size := _data_bytes(source, found)) is None else (size,) * len(ends.data_hosts),
-        imported=Imported((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
+        imported=PlannedImport((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
     )
     plan = assemble(fleet, snapshot, replace(request, checkpoint="latest"), ends, contents)
     problems = check_axes(found.arrays, contents.trainer, plan.shape.target_devices)

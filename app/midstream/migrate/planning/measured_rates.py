@@ -53,7 +53,7 @@ def rates_between(
         size: Bytes of the state now.
     """
     migrations = list(migrations)
-    between = [one for one in migrations if (one.source, one.target) == (source, target)]
+    between = [migration for migration in migrations if (migration.source, migration.target) == (source, target)]
     copies = [
         count / seconds for one in between for count, seconds in one.copies if count >= MIN_COPY_BYTES and seconds > 0
     ]
@@ -81,13 +81,13 @@ def _stage_medians(of: Mapping[str, Sequence[PastMigration]]) -> dict[str, float
 
 
 def _install_medians(migrations: Sequence[PastMigration]) -> dict[bool, float]:
-    found = dict[bool, float]()
+    install_medians = dict[bool, float]()
     for ready in (False, True):
-        alike = [one for one in migrations if one.environment_ready is ready]
+        alike = [migration for migration in migrations if migration.environment_ready is ready]
         seconds = [one.stages[INSTALL] for one in alike if INSTALL in one.stages]
         if seconds:
-            found[ready] = statistics.median(seconds[:MAX_SAMPLES])
-    return found
+            install_medians[ready] = statistics.median(seconds[:MAX_SAMPLES])
+    return install_medians
 
 
 def _growth(phase: str, before: int, now: int) -> float:
@@ -105,17 +105,17 @@ def step_seconds_on(curve: Sequence[LoggedRow], lineage: records.Lineage | None,
 
 def past_migrations() -> list[PastMigration]:
     """Read the measurements of the migrations started on this machine, newest first."""
-    found: list[PastMigration] = []
+    migrations: list[PastMigration] = []
     for name in migration_directory.migration_ids()[:MAX_MIGRATIONS]:
-        one = migration_directory.MigrationDirectory(name)
+        directory = migration_directory.MigrationDirectory(name)
         try:
-            plan, events = one.plan(), read_events(one.journal_file)
+            plan, events = directory.plan(), read_events(directory.journal_file)
         except (records.RecordError, MidstreamError):
             continue  # written by an older version, or damaged
-        report = one.downtime()
+        report = directory.downtime()
         facts = facts_of(events)
         copies = [(copy.bytes, copy.seconds) for copy in (facts.rehearsal_copy, facts.state_copy) if copy is not None]
-        found.append(
+        migrations.append(
             PastMigration(
                 plan.run_id,
                 plan.source,
@@ -129,4 +129,4 @@ def past_migrations() -> list[PastMigration]:
                 plan.estimate.environment_ready,
             )
         )
-    return found
+    return migrations

@@ -43,8 +43,8 @@ def device_memory(kind: str, reported: int | None) -> int | None:
     """
     if reported:
         return reported
-    found = find_accelerator(kind)
-    return None if found is None else found.memory
+    accelerator = find_accelerator(kind)
+    return None if accelerator is None else accelerator.memory
 
 
 def usable(memory: int, kind: str) -> float:

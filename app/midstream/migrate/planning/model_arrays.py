@@ -47,10 +47,10 @@ def state_arrays(config: JsonObject, rows: int) -> list[ArrayEntry]:
     optimizer = str(section(config, "optimizer").get("type") or "adam")
     found = list(parameters)
     for moment in _MOMENTS.get(optimizer, _MOMENTS["adam"]):
-        found += [_renamed(one, f"optimizer/{optimizer}/{moment}/", "float32") for one in parameters]
+        found += [_renamed(parameter, f"optimizer/{optimizer}/{moment}/", "float32") for parameter in parameters]
     if optimizer == "muon":
         matrices = [one for one in parameters if "layers" not in one.axes or len(one.axes) < 3]
-        found += [_renamed(one, "optimizer/adam/nu/", "float32") for one in matrices]
+        found += [_renamed(matrix, "optimizer/adam/nu/", "float32") for matrix in matrices]
     if trainer.get("model_averaging"):
         found += [_renamed(one, "average/model/", "float32") for one in parameters]
     return found
@@ -148,10 +148,10 @@ def _shapes(model: RunConfig, rows: int) -> dict[str, _Shape]:
     ends["token_embeddings"] = ({**vocab, **embed}, None)
     if not tied:
         ends["lm_head"] = ({**embed, **vocab}, None)
-    found: dict[str, _Shape] = {}
+    shapes: dict[str, _Shape] = {}
     for name, parts in (
         *ends.items(),
         *((f"blocks/stacked/{name}", tuple(p and {**layers, **p} for p in parts)) for name, parts in block.items()),
     ):
-        found |= {f"{name}/{part}": shape for part, shape in zip(("weight", "bias"), parts, strict=True) if shape}
-    return found
+        shapes |= {f"{name}/{part}": shape for part, shape in zip(("weight", "bias"), parts, strict=True) if shape}
+    return shapes

@@ -57,7 +57,7 @@ class Ends:
 
 
 @dataclass(frozen=True)
-class Imported:
+class PlannedImport:
     """Part of a plan about an import that has not been done yet."""
 
     words: tuple[str, ...] = ()  # of the command line: HOST:PATH and the flags of the import
@@ -65,7 +65,7 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Contents:
+class SourceContents:
     """Config, chosen checkpoint and newest state of the run on the source."""
 
     config: RunConfig
@@ -76,7 +76,7 @@ class Contents:
     checkpoint_bytes: int  # of the newest checkpoint; 0: unknown
     data_digests: tuple[str, ...]
     data_bytes: tuple[int, ...] | None  # that each of the target's `data_hosts` lacks; None: unknown
-    imported: Imported | None = None  # it is another trainer's checkpoint, not imported yet
+    imported: PlannedImport | None = None  # it is another trainer's checkpoint, not imported yet
 
     @property
     def trainer(self) -> RunConfig:

@@ -37,7 +37,7 @@ from midstream.migrate.planning.consent import (
     steps_to_replay,
     warnings_of,
 )
-from midstream.migrate.planning.plan_inputs import Contents, Ends
+from midstream.migrate.planning.plan_inputs import Ends, SourceContents
 from midstream.migrate.planning.precision_changes import before_and_after, precision_changes
 from midstream.migrate.planning.source_run import ownership_consent, steps_done
 from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
@@ -48,7 +48,7 @@ LIMIT = "trainer.per_device_parallelism"
 CONCURRENCY = 32  # hosts that are requested at the same time
 
 
-def identify(fleet: Fleet, request: Request, ends: Ends, contents: Contents) -> Identity:
+def identify(fleet: Fleet, request: Request, ends: Ends, contents: SourceContents) -> Identity:
     run, checkpoint = ends.run, contents.checkpoint
     return Identity(
         migration=migration_directory.new_id(run.run_id),
@@ -64,7 +64,9 @@ def identify(fleet: Fleet, request: Request, ends: Ends, contents: Contents) -> 
     )
 
 
-def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> tuple[Shape, tuple[str, ...]]:
+def plan_shape(
+    snapshot: Snapshot, request: Request, ends: Ends, contents: SourceContents
+) -> tuple[Shape, tuple[str, ...]]:
     """Divide the batch over the target's devices, and list the consent it needs.
 
     A changed schedule needs consent.
@@ -121,7 +123,7 @@ def plan_shape(snapshot: Snapshot, request: Request, ends: Ends, contents: Conte
     return shape, schedule_consent(schedule_changes, step)
 
 
-def plan_route(ends: Ends, contents: Contents) -> Route:
+def plan_route(ends: Ends, contents: SourceContents) -> Route:
     run, target, data = ends.run, ends.target, contents.data_digests
     return Route(
         source=run.host,
@@ -140,7 +142,7 @@ def plan_route(ends: Ends, contents: Contents) -> Route:
     )
 
 
-def estimate(fleet: Fleet, request: Request, ends: Ends, contents: Contents, shape: Shape) -> Estimate:
+def estimate(fleet: Fleet, request: Request, ends: Ends, contents: SourceContents, shape: Shape) -> Estimate:
     """Estimate bytes, downtime, duration and cost of a migration.
 
     The estimate is made from what the run and earlier migrations have measured.
@@ -232,7 +234,7 @@ def _environment_needs(fleet: Fleet, ends: Ends) -> EnvironmentNeeds:
     return EnvironmentNeeds(ready, sum(each.download for each in found))
 
 
-def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, contents: Contents) -> Plan:
+def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, contents: SourceContents) -> Plan:
     """Make a plan of both ends and what the source has.
 
     Errors as of `planner.make_plan`.
@@ -258,7 +260,7 @@ def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, con
 
 
 def plan_policy(
-    snapshot: Snapshot, request: Request, ends: Ends, contents: Contents, lost: int, consent: tuple[str, ...]
+    snapshot: Snapshot, request: Request, ends: Ends, contents: SourceContents, lost: int, consent: tuple[str, ...]
 ) -> Policy:
     """Collect warnings and consent.
 

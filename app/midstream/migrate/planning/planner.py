@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from midstream.errors import UsageError
-from midstream.fleet.fleet import Fleet, Target
+from midstream.fleet.fleet import Target
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.engine_flags import engine_flags, keep_name
 from midstream.launch.input_check import check_flags
@@ -21,31 +21,32 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
 from midstream.migrate.planning import batch_shape, schedule_change, source_run, trainer_plan
-from midstream.migrate.planning.plan_inputs import Allocated, Contents, Ends
+from midstream.migrate.planning.plan_inputs import Allocated, Ends, SourceContents
 from midstream.migrate.planning.plan_parts import assemble
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.run_file import is_run_file
 
 
-def make_plan(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
+def make_plan(hosts: HostPool, snapshot: Snapshot, request: Request) -> Plan:
     """Plan a migration. Reads from source and target and changes nothing.
 
     Raises:
         UsageError: run, target, mode or checkpoint do not exist, or this version cannot do what is requested.
         MidstreamError: the migration is impossible.
     """
-    ends = _find_ends(fleet, hosts, snapshot, request)
+    ends = _find_ends(hosts, snapshot, request)
     config = host_files.training_config(ends.source, ends.run.run_id)
     if is_run_file(config):
-        return trainer_plan.plan_trainer(fleet, snapshot, request, ends, config)
+        return trainer_plan.plan_trainer(hosts.fleet, snapshot, request, ends, config)
     check_flags(config, request.overrides)
     contents = _read_source(request, ends, config)
-    return assemble(fleet, snapshot, request, ends, contents)
+    return assemble(hosts.fleet, snapshot, request, ends, contents)
 
 
-def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
+def _find_ends(hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
     """Find the run, its target and their checkpoint stores. Errors as of `make_plan`."""
+    fleet = hosts.fleet
     mode = mode_of(request.mode)
     target = fleet.target(request.target)
     requested = (
@@ -92,7 +93,7 @@ def _find_ends(fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Reque
     return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 
 
-def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> Contents:
+def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> SourceContents:
     """Read checkpoints and data of the run. Errors as of `make_plan`."""
     run, source = ends.run, ends.source
     stores = tuple(store for store in (ends.source_store.store, ends.target_store.store) if store)
@@ -103,7 +104,7 @@ def _read_source(request: Request, ends: Ends, config: dict[str, JsonValue]) -> 
     newest, manifest, digests = host_files.newest_state(source, ends.source_store.newest_state(), run)
     data_bytes = host_files.missing_data(source, ends.data_hosts, digests)
     arrays, size = (manifest.array_entries, manifest.size) if manifest else ((), ends.status.state_bytes)
-    return Contents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
+    return SourceContents(config, consent, checkpoint, newest, arrays, size, digests, data_bytes)
 
 
 def _check_shared_root(request: Request, run: RunView, target: Target) -> None:
@@ -141,14 +142,11 @@ def _check_return(request: Request, run: RunView, here: CheckpointStore) -> None
         raise UsageError(what, f"--mode cold copies the checkpoints from {here.store}")
 
 
-def check_ahead(
-    fleet: Fleet, hosts: HostPool, snapshot: Snapshot, request: Request, store: str, devices: int | None
-) -> None:
+def check_ahead(hosts: HostPool, snapshot: Snapshot, request: Request, store: str, devices: int | None) -> None:
     """Check a request before the target's hosts are created.
 
     Args:
-        fleet: The fleet.
-        hosts: Connections to its hosts.
+        hosts: Connections to the fleet's hosts.
         snapshot: Present state of the fleet.
         request: Request for the migration.
         store: Checkpoint store of the target; empty: its hosts' disks.
@@ -159,14 +157,14 @@ def check_ahead(
         MidstreamError: As `make_plan`.
     """
     mode = mode_of(request.mode)
-    run = source_run.find_run(fleet, snapshot, request)
+    run = source_run.find_run(hosts.fleet, snapshot, request)
     keep_name(run.run_id, request.overrides)
     source = hosts.get(run.host)
     if run.status is None or run.fence is None:
         raise UsageError(
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {request.target}"
         )
-    here = source_run.source_checkpoint_store(fleet, source, run, request, store)
+    here = source_run.source_checkpoint_store(hosts.fleet, source, run, request, store)
     mode.check_stores(run.run_id, here.store or store)
     source_run.choose_checkpoint(source_run.with_stored_checkpoints(run, source, here), request)
     if devices is None:
@@ -175,7 +173,7 @@ def check_ahead(
     if is_run_file(config):
         return  # its processes are counted when the target is there
     trainer = section(config, "trainer")
-    wanted = schedule_change.training_schedule(config, engine_flags(request.overrides))
-    points = [{"start": start, "value": size} for start, size in wanted.points]
+    training_schedule = schedule_change.training_schedule(config, engine_flags(request.overrides))
+    points = [{"start": start, "value": size} for start, size in training_schedule.points]
     for size in batch_shape.batch_sizes(points, run.status.step):
         batch_shape.batch_shape(size, devices, -1, int(trainer.get("model_axis_size") or 1))

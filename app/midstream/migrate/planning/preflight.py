@@ -19,9 +19,8 @@ from midstream.counts import count
 from midstream.errors import HostError, MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet
 from midstream.format import size
-from midstream.hosts.host import Host
+from midstream.hosts.host import FleetHost, Host
 from midstream.hosts.host_pool import HostPool
-from midstream.hosts.shell_line import shell_line
 from midstream.install.environment import UNPACKED, builds_environment
 from midstream.migrate import host_files
 from midstream.migrate.checkpoint_store import (
@@ -49,8 +48,9 @@ DISK_SLACK = 1.1  # factor on the bytes to be copied
 ENVIRONMENT_BYTES = 2e9  # of an engine's environment that is to be built
 
 
-def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
+def run_checks(hosts: HostPool, plan: Plan) -> Iterator[Check]:
     """Run the checks of a plan, one after the other. No side effects on any host."""
+    fleet = hosts.fleet
     source_names = plan.route.source_hosts or (plan.source,)
     target_names = plan.route.target_hosts or (plan.target_host,)
     sources = yield from _reach_all(hosts, source_names, "source")
@@ -70,11 +70,12 @@ def run_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
     yield from _fit(fleet, source, here, own, plan)
 
 
-def import_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
+def import_checks(hosts: HostPool, plan: Plan) -> Iterator[Check]:
     """Run the checks of a plan whose run is not imported yet: those of the target.
 
     No side effects on any host.
     """
+    fleet = hosts.fleet
     target_names = plan.route.target_hosts or (plan.target_host,)
     targets = yield from _reach_all(hosts, target_names, "target")
     if len(targets) < len(target_names):
@@ -85,7 +86,7 @@ def import_checks(fleet: Fleet, hosts: HostPool, plan: Plan) -> Iterator[Check]:
     yield _route(here, there, hosts.get(plan.source), targets[0], plan)
 
 
-def _targets(fleet: Fleet, targets: Sequence[Host], there: CheckpointStore, plan: Plan) -> Iterator[Check]:
+def _targets(fleet: Fleet, targets: Sequence[FleetHost], there: CheckpointStore, plan: Plan) -> Iterator[Check]:
     """Check the target's hosts, and what they have in common."""
     surveys: dict[str, Survey] = {}
     for host in targets:
@@ -107,9 +108,9 @@ def _targets(fleet: Fleet, targets: Sequence[Host], there: CheckpointStore, plan
             yield Check("store", FAIL if why else PASS, why or f"{host.name}: checkpoints in {there.store}", hint)
 
 
-def _reach_all(hosts: HostPool, names: Sequence[str], role: str) -> Generator[Check, None, list[Host]]:
+def _reach_all(hosts: HostPool, names: Sequence[str], role: str) -> Generator[Check, None, list[FleetHost]]:
     """Yield a check for each host; return those that answer."""
-    found: list[Host] = []
+    found: list[FleetHost] = []
     for name in names:
         host = yield from _reach(hosts, name, role)
         if host is not None:
@@ -117,7 +118,7 @@ def _reach_all(hosts: HostPool, names: Sequence[str], role: str) -> Generator[Ch
     return found
 
 
-def _reach(hosts: HostPool, name: str, role: str) -> Generator[Check, None, Host | None]:
+def _reach(hosts: HostPool, name: str, role: str) -> Generator[Check, None, FleetHost | None]:
     try:
         host = hosts.get(name)
         host.connect()
@@ -212,7 +213,7 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
         )
 
 
-def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[Check]:
+def _target(target: FleetHost, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[Check]:
     config = fleet.config_of(fleet.target(plan.target), target.name)
     if plan.trainer is None:
         yield check_packages(target.name, config, survey)
@@ -256,7 +257,7 @@ def _target(target: Host, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[
     yield from _occupied(target, fleet, plan, alone=not on_host)
 
 
-def _occupied(target: Host, fleet: Fleet, plan: Plan, *, alone: bool) -> Iterator[Check]:
+def _occupied(target: FleetHost, fleet: Fleet, plan: Plan, *, alone: bool) -> Iterator[Check]:
     """Check what runs on the target.
 
     ``alone``: SLURM gives the run accelerators that no other run uses.
@@ -294,7 +295,7 @@ def _other_migration(migration: str) -> str:
 
 
 def _leftover_standby(
-    target: Host, fleet: Fleet, run_id: str, attempt: int, found: records.Status | None, migration: str
+    target: FleetHost, fleet: Fleet, run_id: str, attempt: int, found: records.Status | None, migration: str
 ) -> str:
     """Return how to end a standby that an ended migration's rollback did not reach.
 
@@ -302,18 +303,17 @@ def _leftover_standby(
     """
     if not any(view.migration == migration and not view.open for view in list_migrations(fleet)):
         return ""
-    config = fleet.hosts[target.name]
     hint = "that migration has ended, and the standby exits within an hour"
     job = target.call(slurm.job_of_attempt)(root=target.root, run_id=run_id, attempt=attempt)
     if job is not None:  # its process is on a compute node, where the id is valid
         number, cluster = slurm_commands.named(job.job)
         ends = shlex.join(["scancel", *cluster, number]) if job.state != slurm.UNKNOWN else ""
     else:
-        ends = f"kill {found.pid}" if found is not None and config.container is None else ""
-    return f"{hint}, or now by: {shell_line(target.name, config, ends)}" if ends else hint
+        ends = f"kill {found.pid}" if found is not None and target.config.container is None else ""
+    return f"{hint}, or now by: {target.shell_line(ends)}" if ends else hint
 
 
-def _in_the_way(target: Host, fleet: Fleet, run_id: str, attempt: int) -> Check:
+def _in_the_way(target: FleetHost, fleet: Fleet, run_id: str, attempt: int) -> Check:
     """Describe an attempt of the run itself that runs on the target."""
     found = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
     command = target.call(standby_state.command)(root=target.root, run_id=run_id, attempt=attempt)

@@ -199,9 +199,11 @@ def source_checkpoint_store(fleet: Fleet, source: Host, run: RunView, request: R
         return checkpoint_store_of(fleet, source, run.run_id, own or "")
     described = source.call(run_state.describe)(root=source.root, run_id=run.run_id)
     for url in dict.fromkeys((fleet.store_of_target(run.fence.owner), store)):
-        found = checkpoint_store_of(fleet, source, run.run_id, url if url != "null" else "")
-        if found.store and any(checkpoint.accepted for checkpoint in found.checkpoints(described)):
-            return found
+        checkpoint_store = checkpoint_store_of(fleet, source, run.run_id, url if url != "null" else "")
+        if checkpoint_store.store and any(
+            checkpoint.accepted for checkpoint in checkpoint_store.checkpoints(described)
+        ):
+            return checkpoint_store
     return checkpoint_store_of(fleet, source, run.run_id, "")
 
 

@@ -47,21 +47,21 @@ def check(target: Host, config: HostConfig, plan: Plan) -> Iterator[Check]:
 def check_stored(source: Host, plan: Plan) -> Iterator[Check]:
     """Check the newest checkpoint for the target's number of processes."""
     assert plan.trainer is not None
-    processes = next(each for each in plan.shape.changes if each.name == PROCESSES)
+    processes = next(change for change in plan.shape.changes if change.name == PROCESSES)
     before, after = int(processes.before), int(processes.after)
     try:
-        found = source.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
+        stored = source.call(stored_state.newest, timeout=STRUCTURE_TIMEOUT)(
             root=source.root, run_id=plan.run_id, ranks=None, words=list(WORDS)
         )
     except RemoteError as error:
         yield Check("checkpoint", FAIL, error.message, f"midstream --checkpoints {plan.run_id}")
         return
-    if found.step is None:
+    if stored.step is None:
         yield Check("checkpoint", WARN, "none is recorded yet: what it has for the target is not known")
-    elif found.problem:
-        yield Check("checkpoint", FAIL, f"step {found.step}: {found.problem}", "it cannot be resumed from")
+    elif stored.problem:
+        yield Check("checkpoint", FAIL, f"step {stored.step}: {stored.problem}", "it cannot be resumed from")
     else:
-        yield from stored_checks(plan.trainer.run_file, found, before, after)
+        yield from stored_checks(plan.trainer.run_file, stored, before, after)
 
 
 def _conda(target: Host, config: HostConfig, lists: str) -> Check:

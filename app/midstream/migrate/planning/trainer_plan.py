@@ -17,7 +17,7 @@ from midstream.migrate.modes.work import Work
 from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
 from midstream.migrate.planning.complete_run import complete_warning
 from midstream.migrate.planning.consent import warnings_of
-from midstream.migrate.planning.plan_inputs import Contents, Ends
+from midstream.migrate.planning.plan_inputs import Ends, SourceContents
 from midstream.migrate.planning.plan_parts import devices_of, identify, plan_route
 from midstream.migrate.planning.trainer_world import (
     check_data_iterator,
@@ -56,7 +56,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     _check_request(request, ends, described)
     before = world_of_source(described, ends, snapshot)
     accelerators = [devices_of(snapshot.host(name), name) for name in ends.target.hosts]
-    devices = [len(each) or 1 for each in accelerators]
+    devices = [len(accelerator) or 1 for accelerator in accelerators]
     if len(set(devices)) > 1:
         raise MidstreamError(
             f"the numbers of devices on the hosts of {ends.target.name} differ: {', '.join(map(str, devices))}",
@@ -76,7 +76,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     )
     digests = (described.files_digest,) if described.files_digest else ()
     data = host_files.missing_data(source, ends.data_hosts, digests)
-    contents = Contents(
+    contents = SourceContents(
         config=config,
         consent=(),
         checkpoint=checkpoint,
@@ -203,7 +203,7 @@ def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored
     if run.running and request.checkpoint == "now":
         if described.stop.saves:
             lines.append(f"{described.trainer} saves on {described.stop.signal}: no step is given up")
-            if mode_of(request.mode).has_standby and not any(each.complete for each in run.checkpoints):
+            if mode_of(request.mode).has_standby and not any(checkpoint.complete for checkpoint in run.checkpoints):
                 lines.append(
                     f"a rehearsal needs an earlier checkpoint, and there is none: if {described.trainer} saves only "
                     f"on {described.stop.signal}, choose --mode cold"
@@ -221,7 +221,7 @@ def _warnings(run: RunView, described: RunFile, request: Request, stored: Stored
 
 def _waiting(run: RunView, described: RunFile) -> str:
     """Describe how long the next periodic checkpoint is waited for."""
-    steps = sorted({each.step for each in run.checkpoints if each.complete})
+    steps = sorted({checkpoint.step for checkpoint in run.checkpoints if checkpoint.complete})
     interval = steps[-1] - steps[-2] if len(steps) > 1 else 0
     pace, _ = downtime_estimate.step_seconds(run.curve)
     if not interval:
@@ -233,7 +233,7 @@ def _waiting(run: RunView, described: RunFile) -> str:
     )
 
 
-def _estimate(request: Request, ends: Ends, contents: Contents, lost: int) -> Estimate:
+def _estimate(request: Request, ends: Ends, contents: SourceContents, lost: int) -> Estimate:
     """Estimate bytes and seconds from measurements of the run and earlier migrations."""
     run, size = ends.run, contents.checkpoint_bytes
     rates = measured_rates.rates_between(

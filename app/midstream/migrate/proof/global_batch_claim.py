@@ -34,7 +34,7 @@ Rows = Sequence[LoggedRow]
 
 
 @dataclass(frozen=True)
-class Progress:
+class BatchProgress:
     """Progress a step of one side, in epochs, examples or tokens.
 
     ``error``: relative; it follows from the digits that are logged.
@@ -92,7 +92,7 @@ def global_batch_claim(
     return claim(*_compared(_progress(source, EPOCH), after, "epochs"))
 
 
-def _compared(before: Progress | None, after: Progress | None, unit: str) -> tuple[str, str]:
+def _compared(before: BatchProgress | None, after: BatchProgress | None, unit: str) -> tuple[str, str]:
     """Return verdict and statement of the progress on both sides."""
     if before is None and after is None:
         return NOT_CHECKED, f"nothing that is logged shows the examples of a step ({HINT})"
@@ -111,7 +111,7 @@ def _elements(rows: Rows) -> set[int]:
     return {row[ELEMENTS] for row in rows if row.get(ELEMENTS)}
 
 
-def _progress(rows: Rows, name: str) -> Progress | None:
+def _progress(rows: Rows, name: str) -> BatchProgress | None:
     """Return the progress a step by a counter; None without two rows that have it.
 
     The last step of an epoch may be a shorter one: the median of the differences counts.
@@ -123,6 +123,6 @@ def _progress(rows: Rows, name: str) -> Progress | None:
     a_step = statistics.median(slope for slope, _ in steps)
     digits = max(len(f"{value:.12g}".partition(".")[2]) for _, value in points)
     if digits > 4:
-        return Progress(a_step, 0.0)
+        return BatchProgress(a_step, 0.0)
     span = points[-1][0] - points[0][0]  # rounded values: the complete range is more precise than its parts
-    return Progress((points[-1][1] - points[0][1]) / span, 10.0**-digits / (span * a_step))
+    return BatchProgress((points[-1][1] - points[0][1]) / span, 10.0**-digits / (span * a_step))

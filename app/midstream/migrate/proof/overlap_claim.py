@@ -18,7 +18,7 @@ def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
     if not steps:
         hint = "--mode warm compares those of a rehearsal" if not plan.has_standby else "the rehearsal logged too few"
         return Claim("replay overlap", NOT_CHECKED, f"no step with a loss was done by both ({hint})", needed=False)
-    worst = max(each.worst for each in overlaps)
+    worst = max(overlap.worst for overlap in overlaps)
     band = min(each.band for each in overlaps if each.steps)
     holds, identical = all(each.agrees for each in overlaps), all(each.identical for each in overlaps)
     number = count(len(steps), "loss", "losses")

@@ -200,7 +200,7 @@ def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complet
     interval, first = max(1, min(gaps, default=1)), rows[0]["global_step"]
     continues = step <= first < step + interval
     if first == step + interval and any(row["global_step"] == step for row in evidence.source_rows):
-        compared = [each for each in overlaps if each.steps]
+        compared = [overlap for overlap in overlaps if overlap.steps]
         same = bool(compared) and all(each.identical for each in compared)
         why = (
             "it may be the last one that was done, counted from 0, or a step is missing (hint: save the number of "

@@ -190,7 +190,7 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
 def _acknowledged(attempt: AttemptEvidence, lock: records.MigrationLock) -> int | None:
     """Return the step of an engine's seal, by command and status; None without one."""
     command = attempt.command
-    status = next((each.status for each in attempt.processes if each.process == 0), None)
+    status = next((process.status for process in attempt.processes if process.process == 0), None)
     if command is None or status is None or command.action != records.STOP or command.migration != lock.migration:
         return None
     done = status.state == records.STOPPED and status.acknowledged >= command.sequence and command.epoch == lock.epoch
@@ -199,6 +199,6 @@ def _acknowledged(attempt: AttemptEvidence, lock: records.MigrationLock) -> int 
 
 def _trains(attempt: AttemptEvidence, epoch: int) -> bool:
     """Return whether an engine trains under ``epoch``; that of a sealed run exits."""
-    statuses = [each.status for each in attempt.processes if each.status is not None]
+    statuses = [process.status for process in attempt.processes if process.status is not None]
     running = bool(attempt.running) and any(status.state not in records.ENDED for status in statuses)
     return running and any(status.epoch == epoch for status in statuses)

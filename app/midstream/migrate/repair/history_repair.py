@@ -60,7 +60,7 @@ def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mappin
     ``owners``: the signed ones, by epoch.
     """
     number = attempt.attempt
-    found = next((each.status for each in attempt.processes if each.status is not None), None)
+    found = next((process.status for process in attempt.processes if process.status is not None), None)
     if found is None:
         raise UndeterminedError(f"attempt {number} has no status that can be read: its epoch and devices are not known")
     if fence is None:

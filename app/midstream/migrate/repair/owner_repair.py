@@ -62,10 +62,13 @@ def _before(found: RunEvidence, epoch: int) -> RunEvidence:
     return replace(
         found,
         lineage=lineage,
-        checkpoints=[each for each in found.checkpoints if each.epoch < epoch],
+        checkpoints=[checkpoint for checkpoint in found.checkpoints if checkpoint.epoch < epoch],
         attempts=[
-            replace(each, processes=[one for one in each.processes if one.status and one.status.epoch < epoch])
-            for each in found.attempts
+            replace(
+                attempt,
+                processes=[process for process in attempt.processes if process.status and process.status.epoch < epoch],
+            )
+            for attempt in found.attempts
         ],
     )
 
@@ -81,9 +84,11 @@ def _agreeing(
     doubtful = {f"{name}: fence.json" for name in gathered.hosts if name not in trusted}
     better = any(fence.epoch >= head.epoch for location, fence in fences.items() if location not in doubtful)
     sealed = [
-        each for each in gathered.hosts[host].checkpoints if each.complete and head.root_digest == each.root_digest
+        checkpoint
+        for checkpoint in gathered.hosts[host].checkpoints
+        if checkpoint.complete and head.root_digest == checkpoint.root_digest
     ]
-    found: dict[str, records.Fence] = {}
+    agreeing: dict[str, records.Fence] = {}
     for location, fence in fences.items():
         if location in doubtful and fence.epoch == head.epoch:
             if better or (fence.owner, fence.sealed_step) != (head.owner, head.step):
@@ -92,8 +97,8 @@ def _agreeing(
             fence = replace(fence, start=0, starts=older)  # starts of this epoch are the owner's
             if not all(fence.accepts(each.epoch, each.step, each.start) for each in sealed):
                 continue
-        found[location] = fence
-    return found
+        agreeing[location] = fence
+    return agreeing
 
 
 def lost_chain(gathered: FleetEvidence) -> tuple[records.OwnershipChain, list[str]]:
@@ -154,7 +159,7 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
             judgement.begun,
             max(saved, default=None),
         )
-    if running := next((each.running for each in found.attempts if each.running), ""):
+    if running := next((attempt.running for attempt in found.attempts if attempt.running), ""):
         missing = f"{running}; stop it first: what it does is in no lineage"
         return RepairProposal(host, gathered.run_id, FILE, wrong, missing=missing)
     if not saved:

@@ -32,14 +32,14 @@ def propose(fleet: Fleet, gathered: FleetEvidence, only: str = "") -> list[Repai
 
     A host that is named and not damaged may be adopted as the run's owner.
     """
-    found: list[RepairProposal] = []
+    proposals: list[RepairProposal] = []
     for host, left in gathered.hosts.items():
         if only in ("", host):
-            found += _on_host(gathered, host, left)
-    if only and not found and only in gathered.hosts:
+            proposals += _on_host(gathered, host, left)
+    if only and not proposals and only in gathered.hosts:
         adopted = adoption(fleet, gathered, only)
-        found += [] if adopted is None else [adopted]
-    return found
+        proposals += [] if adopted is None else [adopted]
+    return proposals
 
 
 def apply(hosts: HostPool, proposal: RepairProposal) -> str:
@@ -65,7 +65,7 @@ def _on_host(gathered: FleetEvidence, host: str, left: record_repair.RunEvidence
     if chain is not None and not left.ownership and host in gathered.judgement.owner_hosts and left.attempts:
         damaged.setdefault("ownership.json", "it is missing, and the run has signed records")
     fence = left.fence
-    found: list[RepairProposal] = []
+    proposals: list[RepairProposal] = []
     names = sorted(
         damaged, key=lambda name: (_REPAIR_ORDER.index(name) if name in _REPAIR_ORDER else len(_REPAIR_ORDER), name)
     )
@@ -74,16 +74,16 @@ def _on_host(gathered: FleetEvidence, host: str, left: record_repair.RunEvidence
             if name in left.newer:
                 raise UndeterminedError("a newer midstream wrote it: update midstream")
             value, evidence = _repair(gathered, host, name, fence)
-            found.append(RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence)))
+            proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence)))
         except UndeterminedError as error:
-            found.append(RepairProposal(host, gathered.run_id, name, damaged[name], missing=str(error)))
+            proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], missing=str(error)))
             continue
         if name == "fence.json" and value is not None:
             fence = records.Fence.from_json(dict(value))
         if name == "lineage.json" and value is not None:
             left = dataclasses.replace(left, lineage=records.Lineage.from_json(dict(value)))
             gathered = dataclasses.replace(gathered, hosts={**gathered.hosts, host: left})
-    return found
+    return proposals
 
 
 def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence | None) -> Determined:
@@ -149,7 +149,7 @@ def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> D
     migration = next((view.migration for view in gathered.migrations if view.open), "")
     if migration and what in ("command", "restore", "parameter_drift"):
         raise UndeterminedError(f"migration {migration} is open and may need it: finish it or roll it back first")
-    if what.startswith("launch") and not any(each.status for each in attempt.processes):
+    if what.startswith("launch") and not any(process.status for process in attempt.processes):
         raise UndeterminedError("no status identifies the process")
     status = next((each.status for each in attempt.processes if each.status is not None), None)
     end = "no process of it runs on this host" if status is None else f"{status.state} at step {status.step}"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import yaml
 
 from midstream.errors import HostError, MidstreamError
-from midstream.fleet.fleet import Fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.host_group_start import CONCURRENCY
 from midstream.migrate.journal.migration_directory import list_migrations
@@ -61,8 +60,9 @@ class FleetEvidence:
         ]
 
 
-def gather(fleet: Fleet, hosts: HostPool, run_id: str) -> FleetEvidence:
+def gather(hosts: HostPool, run_id: str) -> FleetEvidence:
     """Read the evidence from the fleet's hosts, the run's buckets and the journals."""
+    fleet = hosts.fleet
 
     def read(name: str) -> tuple[str, record_repair.RunEvidence | None, str]:
         try:
@@ -113,8 +113,8 @@ def store_of(config: str) -> str:
 
 def _journaled(migrations: Sequence[MigrationView]) -> dict[str, records.Fence]:
     """Return the fences that migrations of this machine have sealed a source with."""
-    found: dict[str, records.Fence] = {}
+    journaled: dict[str, records.Fence] = {}
     for view in migrations:
         if view.facts.sealed is not None:
-            found[f"the journal of migration {view.migration}"] = view.facts.sealed.fence
-    return found
+            journaled[f"the journal of migration {view.migration}"] = view.facts.sealed.fence
+    return journaled

@@ -32,7 +32,7 @@ def start_attempt(
     held = command.action in records.STANDBYS
     launch = Launch(plan.run_id, owner, command.epoch, command, overrides, at_least=at_least)
     try:
-        number = start(migration.hosts, migration.fleet, group.target, launch, group.prepared(migration.fleet)).number
+        number = start(migration.hosts, group.target, launch, group.prepared()).number
     except RemoteError as error:
         found = group.attempt_of_migration(plan.migration) if error.kind == "RefusedError" else None
         if found is None or not (found.running or _finished(found)) or found.epoch != command.epoch:

@@ -62,9 +62,9 @@ def _checked_status(migration: Migration, group: HostGroup, attempt: int) -> rec
         raise _never(migration, group, attempt, f"was replaced: attempt {run.attempt} was started there since")
     if run.attempt == attempt:
         return run.status
-    found = group.first.call(run_state.describe)(root=group.first.root, run_id=migration.plan.run_id)
-    if found.attempt < attempt:
-        raise _never(migration, group, attempt, f"has no process there: the newest attempt is {found.attempt}")
+    description = group.first.call(run_state.describe)(root=group.first.root, run_id=migration.plan.run_id)
+    if description.attempt < attempt:
+        raise _never(migration, group, attempt, f"has no process there: the newest attempt is {description.attempt}")
     return None
 
 

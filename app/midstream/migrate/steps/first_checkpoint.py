@@ -66,7 +66,7 @@ def _wait_for_trainer(migration: Migration, attempt: int, sequence: int) -> None
         ended = run.attempt != attempt or run.state in records.ENDED or run.state == "lost"
         return (
             ended
-            or any(each.complete for each in run.checkpoints)
+            or any(checkpoint.complete for checkpoint in run.checkpoints)
             or (run.status is not None and run.status.acknowledged >= sequence)
         )
 

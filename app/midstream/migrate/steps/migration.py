@@ -14,7 +14,6 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.prepared_calls import PreparedCalls
-from midstream.hosts.shell_line import shell_line
 from midstream.migrate.host_group import HostGroup, target_of
 from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import Journal
@@ -117,11 +116,11 @@ class Migration:
             does: A line of shell that does the same on the host; empty where midstream's own program does it.
             shows: A line of shell that shows the result on the host, where nothing does the same.
         """
-        config = self.fleet.hosts.get(host.name)
+        shown = self.hosts.lookup(host.name) if host.name in self.fleet.hosts else None  # None: a bucket
         lines = {
-            name: shell_line(host.name, config, text)
+            name: shown.shell_line(text)
             for name, text in (("does", does), ("shows", shows))
-            if text and config is not None
+            if text and shown is not None
         }
         self.journal.write("command", phase=self.phase, message=line, host=host.name, **lines)
 

@@ -308,10 +308,10 @@ def _answer(
     target, deadline, answered = migration.target, Deadline(ANSWER_TIMEOUT, RECONNECT_STEP), False
     while not answered and not deadline.count():
         migration.check_requests()
-        found = target.call(standby_state.await_answer)(
+        answer = target.call(standby_state.await_answer)(
             root=target.root, run_id=migration.plan.run_id, attempt=number, sequence=sequence, patience=ANSWER_PATIENCE
         )
-        status, answered = found.status, found.answered
+        status, answered = answer.status, answer.answered
     return status, answered
 
 

@@ -77,13 +77,13 @@ def resume_unsealed(migration: Migration, fence: records.Fence) -> None:
     if attempt is None:
         migration.note(f"{migration.plan.source} was not commanded to stop: nothing to undo there")
         return
-    found = migration.source.call(run_state.status)(
+    answer = migration.source.call(run_state.status)(
         root=migration.source.root, run_id=migration.plan.run_id, attempt=attempt
     )
-    state = found.status.state if found.status else ""
-    if state in records.ENDED and found.running:
+    state = answer.status.state if answer.status else ""
+    if state in records.ENDED and answer.running:
         migration.source_group.wait_exited(attempt)
-    elif found.running:
+    elif answer.running:
         migration.note(f"{migration.plan.source} was not sealed: it keeps training")
         return
     if state in (records.FINISHED, records.FAILED):

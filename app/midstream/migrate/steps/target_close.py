@@ -55,11 +55,13 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
             "a rollback would create a second lineage",
             f"migrate it from there: midstream --migrate {plan.run_id} --to {plan.source}",
         )
-    found = migration.target_group.attempt_of_migration(plan.migration)
-    if found:
-        migration.journal.record(Facts(target_attempt=found.attempt))  # the source's next attempt gets a higher number
-    if found and found.running:
-        number, state = found.attempt, found.status.state if found.status else records.STARTING
+    attempt = migration.target_group.attempt_of_migration(plan.migration)
+    if attempt:
+        migration.journal.record(
+            Facts(target_attempt=attempt.attempt)
+        )  # the source's next attempt gets a higher number
+    if attempt and attempt.running:
+        number, state = attempt.attempt, attempt.status.state if attempt.status else records.STARTING
         log = show_log(migration.target_paths, number)
         try:
             if state in NOTHING_TO_SAVE:

@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-import getpass
 import time
+from functools import partial
 
 from midstream.errors import UsageError
 from midstream.fleet.gce_target import ComputeTarget
-from midstream.providers import os_login
+from midstream.providers import ssh_access
 from midstream.providers.gce.client import ComputeClients, call
 from midstream.providers.gce.errors import explained
 from midstream.providers.provider import Polling, Progress, ProviderError, Slice
-from midstream.providers.ssh_access import KEY_KINDS, identity, public_key, write_access
+from midstream.providers.ssh_access import KEY_KINDS, SSH_KEYS, boots, has_key, key_line
 
-SSH_KEYS, OS_LOGIN, BLOCKED = "ssh-keys", "enable-oslogin", "block-project-ssh-keys"
+OS_LOGIN, BLOCKED = "enable-oslogin", "block-project-ssh-keys"
 MAX_UPDATES = 6  # of the metadata, while others change it too
 BOOT_TIMEOUT = 120.0  # seconds that a ready machine may take to publish its host keys
-NEW_SLICE_AGE = 900.0  # seconds; machines of an older slice have booted
 
 
 def grant_access(
     clients: ComputeClients, name: str, target: ComputeTarget, found: Slice, progress: Progress, *, touch: bool
 ) -> dict[str, dict[str, object]]:
-    """Install our key where it is missing; return the machines as fleet file entries.
+    """Install our key where it is missing; return the machines as fleet file entries."""
 
-    Args:
-        clients: Clients of the service.
-        name: Name of the target in the fleet file.
-        target: The target.
-        found: Its slice.
-        progress: Receives the progress.
-        touch: Whether to install the key where it is missing, and to wait for machines that boot.
+    def published() -> list[dict[str, str]]:
+        return [host_keys(clients, found, index, progress, wait=touch) for index in range(len(found.machines))]
 
-    Raises:
-        ProviderError: The service refused, or a machine has no address of the requested kind.
-        UsageError: OS Login is in force and the target names no account, or its key cannot be used.
-    """
-    key = identity(target, progress, create=touch)
-    user = target.user or getpass.getuser()
-    if touch and key is not None:
-        public = public_key(key)
-        if target.os_login:
-            user = os_login.import_key(target.os_login, public, found.project)
-        else:
-            _install_key(clients, name, found, user, public, progress)
-    published = [host_keys(clients, found, index, progress, wait=touch) for index in range(len(found.machines))]
-    return write_access(name, target, found, published, user, key)
+    install = partial(_install_key, clients, name, found, progress)
+    return ssh_access.grant_access(name, target, found, progress, install, published, touch=touch)
 
 
-def key_line(user: str, public: str) -> str:
-    """Return a line of the metadata ``ssh-keys``."""
-    return f"{user}:{public} {user}"
-
-
-def _install_key(clients: ComputeClients, name: str, found: Slice, user: str, public: str, progress: Progress) -> None:
+def _install_key(clients: ComputeClients, name: str, found: Slice, progress: Progress, user: str, public: str) -> None:
     with explained(f"the metadata of {found.project} cannot be read", found.project, found.zone):
         project = call(clients.projects.get, project=found.project)
     common = {item.key: item.value for item in project.common_instance_metadata.items}
@@ -91,7 +68,7 @@ def _install_on(
                 )
             lines = own.get(SSH_KEYS, "").splitlines()
             inherited = [] if own.get(BLOCKED, "").upper() == "TRUE" else common.get(SSH_KEYS, "").splitlines()
-            if any(each.split()[:2] == line.split()[:2] for each in (*lines, *inherited)):
+            if has_key((*lines, *inherited), line):
                 return
             items = {**own, SSH_KEYS: "\n".join([*lines, line])}
             resource = compute_v1.Metadata(
@@ -123,7 +100,7 @@ def host_keys(clients: ComputeClients, found: Slice, index: int, progress: Progr
     from google.api_core.exceptions import NotFound
 
     machine = found.machines[index]
-    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and _is_new(found) else 0.0)
+    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and boots(found) else 0.0)
     polling = Polling()
     place = {"project": found.project, "zone": found.zone, "instance": machine}
     while True:
@@ -141,7 +118,3 @@ def host_keys(clients: ComputeClients, found: Slice, index: int, progress: Progr
         if keys or time.monotonic() >= deadline:
             return {**keys, "hostname": machine}
         polling.wait()
-
-
-def _is_new(found: Slice) -> bool:
-    return found.created is None or time.time() - found.created < NEW_SLICE_AGE

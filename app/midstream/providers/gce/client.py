@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from midstream.errors import UsageError
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_rest import loopback
+from midstream.providers.service_types import Message
 
 ENDPOINT = "MIDSTREAM_COMPUTE_ENDPOINT"
 CALL_TIMEOUT = 30.0  # seconds

@@ -20,7 +20,6 @@ from midstream.fleet.reservation import reservation_parts
 from midstream.providers.gce import lookup as machine_lookup
 from midstream.providers.gce.client import ComputeClients, call, region_of
 from midstream.providers.gce.errors import explained, operation_error
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import (
     PRICE_LABEL,
     TARGET_LABEL,
@@ -31,6 +30,7 @@ from midstream.providers.provider import (
     Slice,
     SliceStatus,
 )
+from midstream.providers.service_types import Message
 from midstream.providers.slice_labels import label, labels_of, split_path
 from midstream_core.json_types import JsonValue
 

@@ -6,9 +6,9 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import no_credentials
 from midstream.providers.provider import ErrorKind, ProviderError
+from midstream.providers.service_types import Message
 
 ROLE = "roles/compute.instanceAdmin.v1"
 _PERMISSION = re.compile(r"'([a-z]+(?:\.[A-Za-z]+)+)' permission(?: for '([^']+)')?")

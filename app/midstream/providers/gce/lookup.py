@@ -15,8 +15,8 @@ from typing import Any
 from midstream.fleet.machine_type import machine_of
 from midstream.providers.gce.client import ComputeClients, call, region_of
 from midstream.providers.gce.errors import explained
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.provider import PRICE_LABEL, TARGET_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream.providers.service_types import Message
 from midstream_core.json_types import JsonValue
 
 INCOMPLETE = "INCOMPLETE"  # state of a slice whose group does not exist, and whose policy or template does
@@ -71,28 +71,28 @@ def inventory(clients: ComputeClients, zones: Sequence[tuple[str, str]]) -> Inve
 def _listed(clients: ComputeClients, project: str, zone: str) -> list[Slice]:
     with explained(f"the machines of {project}/{zone} cannot be listed", project, zone):
         members: dict[str, list[Any]] = {}
-        found = []
+        listed = []
         for instance in call(clients.instances.list, project=project, zone=zone):
             group = group_of(instance)
             if group:
                 members.setdefault(group, []).append(instance)
             elif machine_of(_last(instance.machine_type)) is not None or TARGET_LABEL in instance.labels:
-                found.append(_from_instance(project, zone, instance))
+                listed.append(_from_instance(project, zone, instance))
         names = set()
         for group in call(clients.groups.list, project=project, zone=zone):
             names.add(group.name)
             machines = members.get(group.name, [])
-            has_tpus = any(machine_of(_last(each.machine_type)) is not None for each in machines)
+            has_tpus = any(machine_of(_last(machine.machine_type)) is not None for machine in machines)
             if TARGET_LABEL in labels_in(group.description) or has_tpus:
-                found.append(_from_group(project, zone, group, [(each, "", "") for each in machines]))
+                listed.append(_from_group(project, zone, group, [(each, "", "") for each in machines]))
         left: dict[str, list[Any]] = {}
         parts = [*call(clients.templates.list, project=project)]
         parts += call(clients.policies.list, project=project, region=region_of(zone))
         for part in parts:
             if part.name not in names and labels_in(part.description).get(ZONE_LABEL) == zone:
                 left.setdefault(part.name, []).append(part)
-        found += [each for name, some in left.items() if (each := _incomplete(project, zone, name, some)) is not None]
-        return found
+        listed += [each for name, some in left.items() if (each := _incomplete(project, zone, name, some)) is not None]
+        return listed
 
 
 def _get(method: object, **request: object) -> Message:
@@ -109,15 +109,15 @@ def _machines_of(clients: ComputeClients, project: str, zone: str, name: str) ->
 
     A missing machine is None.
     """
-    found = []
+    machines = []
     for managed in call(clients.groups.list_managed_instances, project=project, zone=zone, instance_group_manager=name):
-        if len(found) >= MAX_MACHINES:
+        if len(machines) >= MAX_MACHINES:
             break
         errors = managed.last_attempt.errors.errors if "last_attempt" in managed else []
         code, message = (errors[0].code, errors[0].message) if errors else ("", "")
         instance = _get(clients.instances.get, project=project, zone=zone, instance=_last(managed.instance))
-        found.append((instance, code, " ".join(message.split())[:300]))
-    return found
+        machines.append((instance, code, " ".join(message.split())[:300]))
+    return machines
 
 
 def _from_instance(project: str, zone: str, instance: Message) -> Slice:

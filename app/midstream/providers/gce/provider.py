@@ -18,7 +18,7 @@ from midstream.providers.gce.creation import ComputeService
 from midstream.providers.gce.errors import explained
 from midstream.providers.google_rest import loopback
 from midstream.providers.provider import Inventory, Progress, ProviderError, Slice
-from midstream.providers.ssh_access import identity, public_key
+from midstream.providers.ssh_access import identity, key_line, public_key
 
 
 class ComputeProvider:
@@ -50,7 +50,7 @@ class ComputeProvider:
         keys = ""
         if not target.os_login:
             key = identity(target, progress, create=True)
-            keys = machine_access.key_line(target.user or getpass.getuser(), public_key(key)) if key else ""
+            keys = key_line(target.user or getpass.getuser(), public_key(key)) if key else ""
         service = self._service(name, target, keys)
         return creation.create(service, name, parse_duration(target.valid_until), progress, cancel)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import explained
 from midstream.providers.google_rest import CALL_TIMEOUT
 from midstream.providers.provider import PRICE_LABEL, Inventory, ProviderError, Slice, SliceStatus, Worker
+from midstream.providers.service_types import Message
 from midstream.providers.tpu.client import read_retry
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def inventory(client: TpuClient, zones: Sequence[tuple[str, str]]) -> Inventory:
 
 def _listed(client: TpuClient, parent: str, problems: list[str]) -> Iterator[Slice]:
     words = {"retry": read_retry(), "timeout": CALL_TIMEOUT}
-    queued = {each.name: each for each in client.list_queued_resources(parent=parent, **words)}
+    queued = {resource.name: resource for resource in client.list_queued_resources(parent=parent, **words)}
     nodes = client.list_nodes(parent=parent, **words)
     with_node = set()
     for page in nodes.pages:
@@ -124,7 +124,9 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
         node.scheduling_config.spot or node.scheduling_config.preemptible or (request is not None and "spot" in request)
     )
     reserved = node.scheduling_config.reserved or (request is not None and bool(request.reservation_name))
-    symptoms = [f"{enum_name(each, 'symptom_type').lower()} on worker {each.worker_id}" for each in node.symptoms]
+    symptoms = [
+        f"{enum_name(symptom, 'symptom_type').lower()} on worker {symptom.worker_id}" for symptom in node.symptoms
+    ]
     return Slice(
         project,
         zone,
@@ -138,7 +140,7 @@ def from_node(node: Node, request: QueuedResource | None) -> Slice:
         _price_class(node.labels, spot=spot, reserved=reserved),
         queued,
         node.queued_resource,
-        tuple(Worker(each.ip_address, each.access_config.external_ip) for each in _first_endpoints(node)),
+        tuple(Worker(endpoint.ip_address, endpoint.access_config.external_ip) for endpoint in _first_endpoints(node)),
         dict(node.labels),
         dict(node.metadata),
         identity=str(node.id),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from midstream.fleet.quantities import parse_duration
 from midstream.fleet.reservation import reservation_parts
 from midstream.fleet.tpu_target import TpuTarget
-from midstream.providers.gcp.service_types import Message
 from midstream.providers.google_errors import explained, translate
 from midstream.providers.google_rest import CALL_TIMEOUT, post
 from midstream.providers.provider import ErrorKind, ProviderError, Slice
+from midstream.providers.service_types import Message
 from midstream.providers.slice_labels import labels_of, split_path
 from midstream.providers.tpu import lookup as slice_lookup
 from midstream.providers.tpu.client import REST_ENDPOINT

@@ -69,12 +69,12 @@ def drawn_lines(drawn: Sequence[Drawn], run: str = "") -> list[Line]:
 
     Values are those of a float32.
     """
-    found: list[Line] = []
+    lines: list[Line] = []
     for number, each in enumerate(drawn):
         series = each.series
         starts = [*series.attempts, (len(series), 0)]
         for index, ((start, attempt), (stop, _)) in enumerate(pairwise(starts)):
             x, y = series.x[start:stop], array("d", map(series.values.value, range(start, stop)))
             named = each.name or f"attempt {attempt}"
-            found.append(Line(named, x, y, each.name or run, attempt, number if each.name else index))
-    return found
+            lines.append(Line(named, x, y, each.name or run, attempt, number if each.name else index))
+    return lines

@@ -12,13 +12,13 @@ import sys
 import time
 
 SCREENS = (
-    "midstream.tui.screens.run.run_screen",
+    "midstream.tui.screens.run_screen",
     "midstream.listing.filter_parser",
     "midstream.tui.screens.dialogs.help",
-    "midstream.tui.screens.migration.wizard",
-    "midstream.tui.screens.migration.migration_screen",
+    "midstream.tui.screens.wizard",
+    "midstream.tui.screens.migration_screen",
     "midstream.tui.screens.dialogs.document",
-    "midstream.tui.screens.launch.launch_form",
+    "midstream.tui.screens.launch_form",
     "midstream.tui.screens.fleet.verify_screen",
 )
 PAUSE = 0.05  # seconds between two screens, in which keys are answered: an import holds the interpreter

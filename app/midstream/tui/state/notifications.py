@@ -41,25 +41,25 @@ def between(before: ScreenState, after: ScreenState) -> list[Notification]:
 
 
 def _runs(before: ScreenState, after: ScreenState) -> list[Notification]:
-    found = []
+    notes = []
     for old, run in after.snapshot.changes_since(before.snapshot):
         if old is None or old.state == run.state:
             continue
         if run.state == records.FAILED:
             failure = failure_of([run])
             why = f": {failure.reason}" if failure else ""
-            found.append(Notification(f"{run.run_id} failed on {run.host}{why}", "error"))
+            notes.append(Notification(f"{run.run_id} failed on {run.host}{why}", "error"))
         elif run.state == "lost":
             failure = failure_of([run])
             why = f": {failure.reason}" if failure else ""
-            found.append(Notification(f"{run.run_id}: its process on {run.host} has exited{why}", "error"))
+            notes.append(Notification(f"{run.run_id}: its process on {run.host} has exited{why}", "error"))
         elif run.state == records.FINISHED:
-            found.append(Notification(f"{run.run_id} has finished"))
-    return found
+            notes.append(Notification(f"{run.run_id} has finished"))
+    return notes
 
 
 def _hosts(before: ScreenState, after: ScreenState) -> list[Notification]:
-    found = []
+    notes = []
     same = set(map(id, before.snapshot.hosts))
     for host in after.snapshot.hosts:
         if id(host) in same:
@@ -68,14 +68,14 @@ def _hosts(before: ScreenState, after: ScreenState) -> list[Notification]:
         if old is None or old.link == host.link:
             continue
         if old.link == watch.LIVE:
-            found.append(Notification(f"{host.name} is unreachable; its last report stays on screen", "warning"))
+            notes.append(Notification(f"{host.name} is unreachable; its last report stays on screen", "warning"))
         elif host.link == watch.LIVE and old.link in (watch.STALE, watch.DOWN):
-            found.append(Notification(f"{host.name} is reachable again"))
-    return found
+            notes.append(Notification(f"{host.name} is reachable again"))
+    return notes
 
 
 def _migrations(before: ScreenState, after: ScreenState) -> list[Notification]:
-    found = []
+    notes = []
     for view in after.migrations:
         old = before.migration(view.migration)
         if old is None:
@@ -84,15 +84,15 @@ def _migrations(before: ScreenState, after: ScreenState) -> list[Notification]:
         if view.certificate is not None and old.certificate is None:
             valid = view.certificate.valid
             words = "certified" if valid else "not certified"
-            found.append(
+            notes.append(
                 Notification(f"{title}: {words}", "information" if valid else "error", view.migration, alert=True)
             )
         if view.finished and not old.finished:
-            found.append(Notification(f"{title}: finished, source retired", migration=view.migration))
+            notes.append(Notification(f"{title}: finished, source retired", migration=view.migration))
         if view.state != old.state and view.state in (
             migration_state.ROLLED_BACK,
             migration_state.ROLLBACK_INCOMPLETE,
             migration_state.INTERRUPTED,
         ):
-            found.append(Notification(f"{title}: {view.state}", "warning", view.migration, alert=True))
-    return found
+            notes.append(Notification(f"{title}: {view.state}", "warning", view.migration, alert=True))
+    return notes

@@ -110,8 +110,8 @@ class Pyramid:
 
         The result is None if none is finite.
         """
-        found = self.summary(start, stop)
-        return (found.low, found.high) if found else None
+        summary = self.summary(start, stop)
+        return (summary.low, summary.high) if summary else None
 
     def value(self, index: int) -> float:
         return self._values[index]
@@ -166,8 +166,8 @@ class Series:
 
     def mean(self, start: int, stop: int) -> float:
         """Return the mean of the finite values ``start <= i < stop``; NaN without any."""
-        found = self.values.summary(start, stop)
-        return found.mean if found else math.nan
+        summary = self.values.summary(start, stop)
+        return summary.mean if summary else math.nan
 
     def window(self, low: float, high: float) -> tuple[int, int]:
         """Return the index range of the points with ``low <= x <= high``."""

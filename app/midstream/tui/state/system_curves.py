@@ -133,7 +133,9 @@ class SystemCurves:
         view = snapshot.host(host)
         if run.running and attempt == run.attempt and view is not None and view.machine is not None:
             pids = {user.pid for user in view.machine.users if user.run == run.run_id}
-            used = frozenset(each.index for each in view.machine.accelerators if pids.intersection(each.pids))
+            used = frozenset(
+                accelerator.index for accelerator in view.machine.accelerators if pids.intersection(accelerator.pids)
+            )
             if used:
                 self._accelerators[key] = used
         return self._accelerators.get(key, frozenset())

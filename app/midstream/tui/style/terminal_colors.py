@@ -81,14 +81,14 @@ def _chosen_16() -> dict[RGB, int]:
 
     A colour with two roles has that of its first.
     """
-    found: dict[RGB, int] = {}
+    chosen_16: dict[RGB, int] = {}
     for colours in PALETTES.values():
         light = not colours.dark
         for role, numbers in _ROLES_16.items():
-            found.setdefault(rgb(getattr(colours, role)), numbers[light])
+            chosen_16.setdefault(rgb(getattr(colours, role)), numbers[light])
         for colour, number in zip(colours.SERIES, _SERIES_16[light], strict=True):
-            found.setdefault(rgb(colour), number)
-    return found
+            chosen_16.setdefault(rgb(colour), number)
+    return chosen_16
 
 
 _256 = {number: (colour,) for number, colour in XTERM_256.items()}

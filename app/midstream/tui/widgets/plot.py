@@ -160,13 +160,13 @@ def draw(
     for column, (start, stop) in enumerate(series.columns(*span, 2 * envelope.width, log_x)):
         if start == stop:
             continue
-        found = series.values.summary(start, stop)
-        if found is None:  # only non-finite values: a gap
+        summary = series.values.summary(start, stop)
+        if summary is None:  # only non-finite values: a gap
             before = averaged = None
             continue
         colour = colour_of(stop - 1)
         raw = faded(colour) if smooth else colour
-        top, bottom = to_dot(found.high), to_dot(found.low)
+        top, bottom = to_dot(summary.high), to_dot(summary.low)
         if before is not None:
             at, above, under = before
             if column - at > 1:
@@ -179,7 +179,7 @@ def draw(
         before = (column, top, bottom)
         if smooth:
             fade = decay ** (column - behind)
-            total, weight, behind = total * fade + found.mean, weight * fade + 1.0, column
+            total, weight, behind = total * fade + summary.mean, weight * fade + 1.0, column
             y = to_dot(total / weight)
             if averaged is not None:
                 line.line(averaged[0], averaged[1], column, y, colour)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream.check.fleet_leftovers import CHANGED, Leftover
+from midstream.check.fleet_leftovers import CHANGED, FoundLeftover
 from midstream.cli import main
 from midstream.errors import Exit
 from midstream.fleet.fleet_file import load_fleet
@@ -165,7 +165,7 @@ def test_clean_removes_what_was_listed_alone(paths: RunPaths, fleet: str) -> Non
     file.write_text("half")
     age(paths)
     actions = Actions(load_fleet(fleet), HostPool(load_fleet(fleet)))
-    shown = [each for each in actions.leftovers(print) if isinstance(each, Leftover)]
+    shown = [each for each in actions.leftovers(print) if isinstance(each, FoundLeftover)]
     assert {each.path for each in shown} == {listed, changed, file.name}
     appeared = partial_save(paths, "step-6-a001")
     file.write_text("other")  # of the same name
@@ -175,12 +175,12 @@ def test_clean_removes_what_was_listed_alone(paths: RunPaths, fleet: str) -> Non
     for path in [Path(paths.dir, listed), *Path(paths.dir, listed).rglob("*")]:
         then = next(each.changed for each in shown if each.path == listed)
         os.utime(path, (then, then))
-    found = {each.path: each for each in actions.leftovers(print, shown) if isinstance(each, Leftover)}
+    found = {each.path: each for each in actions.leftovers(print, shown) if isinstance(each, FoundLeftover)}
     assert {path for path, each in found.items() if each.removed} == {listed}
     assert {path for path, each in found.items() if each.kept == CHANGED} == {changed, appeared, file.name}
-    again = [each for each in actions.leftovers(print) if isinstance(each, Leftover)]
+    again = [each for each in actions.leftovers(print) if isinstance(each, FoundLeftover)]
     assert {each.path for each in again if not each.kept} == {changed, appeared, file.name}
-    assert all(each.removed for each in actions.leftovers(print, again) if isinstance(each, Leftover))
+    assert all(each.removed for each in actions.leftovers(print, again) if isinstance(each, FoundLeftover))
 
 
 def test_clean_keeps_files_in_use_with_reason(paths: RunPaths, fleet: str, capsys: pytest.CaptureFixture[str]) -> None:

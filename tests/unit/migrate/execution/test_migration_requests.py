@@ -15,7 +15,7 @@ import pytest
 
 from midstream import run_demo
 from midstream.errors import Exit, MidstreamError, UsageError
-from midstream.headless.migration import migrate_run
+from midstream.headless import migrate_run
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate import executor, migration_process
 from midstream.migrate.journal import migration_directory, migration_state, phase_names

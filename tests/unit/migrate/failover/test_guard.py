@@ -297,10 +297,10 @@ def cluster_guard(
     found = guard.Guard(fleet, HostPool(fleet), watch, "r", targets, tries, events.append)  # type: ignore[arg-type]
 
     def notice(_: Snapshot) -> str:
-        found._job = True
+        found.evidence.is_job = True
         return "job 7 reaches its time limit in 5m00"
 
-    monkeypatch.setattr(found, "_notice", notice)
+    monkeypatch.setattr(found.evidence, "notice", notice)
     return found, events
 
 
@@ -323,7 +323,7 @@ def test_guard_restarts_only_what_made_steps(tmp_path: Path, monkeypatch: pytest
     """The job is at its limit again after 60 steps, then at once; a restart needs none of the tries."""
     restarted: list[int | None] = []
 
-    def restart(_fleet: object, _hosts: object, run: RunView, target: str) -> int:
+    def restart(_hosts: object, run: RunView, target: str) -> int:
         assert target == "cluster"
         restarted.append(run.step)
         return len(restarted) + 1
@@ -341,7 +341,7 @@ def test_guard_restarts_only_what_made_steps(tmp_path: Path, monkeypatch: pytest
 def test_guard_hands_job_to_target_of_same_login_node_cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests: list[Request] = []
 
-    def refuse(_fleet: object, _hosts: object, _snapshot: object, request: Request) -> None:
+    def refuse(_hosts: object, _snapshot: object, request: Request) -> None:
         requests.append(request)
         raise MidstreamError("no")
 

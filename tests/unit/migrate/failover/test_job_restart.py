@@ -33,6 +33,7 @@ class Cluster:
         self.answers: list[Exception | int] = [2]  # to each submission
         self.done: list[str] = []
         self.root, self.name = "/root", "login"
+        self.fleet = Fleet()
         for name in ("query_allocation", "prepare_target", "stop_run", "launch_run"):
             monkeypatch.setattr(job_restart, name, getattr(self, name))
         monkeypatch.setattr(job_restart, "SUBMIT_INTERVAL", 0.0)
@@ -78,7 +79,8 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def restart(fleet: Fleet, cluster: Cluster) -> int:
-    return job_restart.restart(fleet, cast("Any", cluster), RUN, "cluster")
+    cluster.fleet = fleet
+    return job_restart.restart(cast("Any", cluster), RUN, "cluster")
 
 
 def test_restart_checks_and_installs_before_it_stops(fleet: Fleet, cluster: Cluster) -> None:

@@ -48,7 +48,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Plans with known estimates, and a stopped clock; return the targets that were planned."""
     requests: list[str] = []
 
-    def make_plan(_fleet: Any, _hosts: Any, _snapshot: Any, request: Any) -> Any:
+    def make_plan(_hosts: Any, _snapshot: Any, request: Any) -> Any:
         requests.append(request.target)
         if request.target not in STAGES:
             raise MidstreamError("no answer")

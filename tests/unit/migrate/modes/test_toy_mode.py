@@ -16,8 +16,8 @@ from midstream.migrate.modes.cold import Cold
 from midstream.migrate.modes.mode import Mode
 from midstream.migrate.modes.work import Rates, Source, Work
 from midstream.migrate.planning import downtime_estimate, plan_estimate
-from midstream.tui.screens.migration import plan_text
-from midstream.tui.screens.migration.wizard_choices import mode_rows
+from midstream.tui.screens import plan_text
+from midstream.tui.screens.wizard_choices import mode_rows
 from support.migrations.sample_plan import PLAN, changed
 
 

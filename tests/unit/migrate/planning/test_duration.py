@@ -29,7 +29,7 @@ from midstream.migrate.planning.measured_rates import PastMigration, rates_betwe
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.steps import stage_clock
 from midstream.migrate.steps.stage_clock import StageClock
-from midstream.tui.screens.migration import plan_text
+from midstream.tui.screens import plan_text
 from midstream.tui.style.glyphs import UNICODE
 from support.migrations.sample_plan import PLAN, changed
 

@@ -24,7 +24,7 @@ Values = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Field:
+class FormField:
     """Field: its name, label, first value, meaning of an empty value, and choices."""
 
     name: str
@@ -54,7 +54,7 @@ class FormScreen(ModalScreen[Values]):
     FormScreen #hint { height: auto; padding: 1 1 0 1; }
     """
 
-    def __init__(self, title: str, fields: Sequence[Field], check: Callable[[Values], str], action: str) -> None:
+    def __init__(self, title: str, fields: Sequence[FormField], check: Callable[[Values], str], action: str) -> None:
         super().__init__()
         self._heading = title
         self._fields = tuple(fields)

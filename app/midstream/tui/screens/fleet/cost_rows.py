@@ -46,9 +46,9 @@ COLUMNS = {
 def rows_of(view: str, report: CostReport) -> list[Row]:
     """Return the rows of a view, the most expensive first."""
     rows: dict[str, list[tuple[float | None, Row]]] = {
-        HOSTS: [(each.cost, _host(each)) for each in report.hosts],
-        RUNS: [(each.cost, Row(each.run_id, each.cells())) for each in report.runs],
-        MIGRATIONS: [(each.cost, Row(each.migration, each.cells())) for each in report.migrations],
+        HOSTS: [(host.cost, _host(host)) for host in report.hosts],
+        RUNS: [(run.cost, Row(run.run_id, run.cells())) for run in report.runs],
+        MIGRATIONS: [(migration.cost, Row(migration.migration, migration.cells())) for migration in report.migrations],
     }
     return [row for _, row in sorted(rows[view], key=lambda pair: -(pair[0] or 0.0))]
 

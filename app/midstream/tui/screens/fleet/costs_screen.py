@@ -118,7 +118,10 @@ class CostsScreen(MidstreamScreen):
         kind, rows = {
             HOSTS: ("host", {host.host: host.event().fields() for host in report.hosts}),
             RUNS: ("run", {run.run_id: run.event().fields() for run in report.runs}),
-            MIGRATIONS: ("migration", {each.migration: each.event().fields() for each in report.migrations}),
+            MIGRATIONS: (
+                "migration",
+                {migration.migration: migration.event().fields() for migration in report.migrations},
+            ),
         }[self._view]
         return Selection(str(key), f"cost of {kind}", rows[str(key)])
 

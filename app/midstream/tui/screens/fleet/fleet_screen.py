@@ -115,7 +115,7 @@ class FleetScreen(ListScreen):
         if key is None:
             return
         if failure is not None:
-            from midstream.tui.screens.run.failure_text import describe_failure
+            from midstream.tui.screens.failure_text import describe_failure
 
             rule.show(str(key), "enter opens its log")
             height = max(3, pane.size.height - 1)
@@ -208,14 +208,14 @@ class FleetScreen(ListScreen):
     def action_open(self) -> None:
         key = self.table().selected
         if self._view == RUNS and key is not None:
-            from midstream.tui.screens.run.run_screen import RunScreen
+            from midstream.tui.screens.run_screen import RunScreen
 
             run = self._selected_run()
             others = [name for name in self._marked if name != key]
             failed = run is not None and self.screen_state.failure(run) is not None
             self.app.push_screen(RunScreen(str(key), others, at_failure=failed and not others))
         elif self._view == MIGRATIONS and key is not None:
-            from midstream.tui.screens.migration.migration_screen import MigrationScreen
+            from midstream.tui.screens.migration_screen import MigrationScreen
 
             self.app.push_screen(MigrationScreen(str(key)))
         elif self._view == HOSTS and key is not None:
@@ -227,7 +227,7 @@ class FleetScreen(ListScreen):
 
     def action_log(self) -> None:
         """Open the log of the selected run."""
-        from midstream.tui.screens.run.run_screen import LOGS, RunScreen
+        from midstream.tui.screens.run_screen import LOGS, RunScreen
 
         run = self._selected_run() if self._view == RUNS else None
         if run is None:
@@ -245,14 +245,14 @@ class FleetScreen(ListScreen):
 
     def action_launch(self) -> None:
         """Start a run: on the selected host, where hosts are listed."""
-        from midstream.tui.screens.launch import launch_form
+        from midstream.tui.screens import launch_form
 
         if not self.refuse_readonly():
             key = self.table(HOSTS).selected if self._view == HOSTS else None
             launch_form.ask_launch(self, str(key) if key is not None else "")
 
     def action_start_again(self) -> None:
-        from midstream.tui.screens.launch import launch_form
+        from midstream.tui.screens import launch_form
 
         run = self._selected_run() if self._view == RUNS else None
         if run is None:
@@ -286,7 +286,7 @@ class FleetScreen(ListScreen):
         return [copies[0] for copies in found if copies]
 
     def action_stop(self) -> None:
-        from midstream.tui.screens.run import stop_run
+        from midstream.tui.screens import stop_run
 
         if self._view == RUNS and len(marked := self._marked_runs()) > 1:
             if not self.refuse_readonly():
@@ -338,7 +338,7 @@ class FleetScreen(ListScreen):
         self.refresh_state()
 
     def action_slices(self) -> None:
-        from midstream.tui.screens.launch.slices_screen import SlicesScreen
+        from midstream.tui.screens.slices_screen import SlicesScreen
 
         self.app.push_screen(SlicesScreen())
 

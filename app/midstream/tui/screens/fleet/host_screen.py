@@ -87,10 +87,10 @@ class HostScreen(CurvesScreen):
 
     def metric_series(self, metric: str, axis: str) -> Sequence[Drawn]:  # noqa: ARG002 (hosts have no steps)
         """Return one series, or one for each accelerator."""
-        found = self.midstream.system_curves.of_host(self.screen_state.snapshot, self.host, metric)
-        if len(found) == 1:
-            return (Drawn(found[0].series, colour=palette.series(0)),)
-        return [Drawn(each.series, each.name, palette.series(number)) for number, each in enumerate(found)]
+        host = self.midstream.system_curves.of_host(self.screen_state.snapshot, self.host, metric)
+        if len(host) == 1:
+            return (Drawn(host[0].series, colour=palette.series(0)),)
+        return [Drawn(each.series, each.name, palette.series(number)) for number, each in enumerate(host)]
 
     # ------------------------------------------------------------------------------------------ commands
 

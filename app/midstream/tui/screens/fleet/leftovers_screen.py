@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from midstream import format
-from midstream.check.fleet_leftovers import AnyLeftover, Leftover, Skipped, SliceLeftover, SliceProblem
+from midstream.check.fleet_leftovers import AnyLeftover, FoundLeftover, Skipped, SliceLeftover, SliceProblem
 from midstream.counts import agree, count
 from midstream.tui import commands
 from midstream.tui.screens.base import MidstreamScreen
@@ -48,7 +48,7 @@ class LeftoversScreen(MidstreamScreen):
 
     def __init__(self) -> None:
         super().__init__()
-        self._found: list[Leftover | SliceLeftover] = []
+        self._found: list[FoundLeftover | SliceLeftover] = []
         self._problems: list[str] = []
         self._doing = "listing leftovers ..."
 
@@ -65,7 +65,7 @@ class LeftoversScreen(MidstreamScreen):
         return ("Runs", "Leftovers")
 
     @property
-    def _removable(self) -> list[Leftover | SliceLeftover]:
+    def _removable(self) -> list[FoundLeftover | SliceLeftover]:
         return [each for each in self._found if not (each.kept or each.removed)]
 
     def show(self, screen_state: ScreenState) -> None:  # noqa: ARG002 (of the base class)
@@ -99,7 +99,7 @@ class LeftoversScreen(MidstreamScreen):
         if self._doing:
             return text.append(f"  {self._doing}", palette.ACCENT)
         if removable := self._removable:
-            bytes_ = sum(each.bytes for each in removable if isinstance(each, Leftover))
+            bytes_ = sum(each.bytes for each in removable if isinstance(each, FoundLeftover))
             size = f", {format.size(bytes_)}" if bytes_ else ""
             words = f"enter removes {count(len(removable), 'leftover')}{size}, after confirmation"
             return text.append(f"  {words}", palette.TEXT)
@@ -115,15 +115,15 @@ class LeftoversScreen(MidstreamScreen):
         def report(line: str) -> None:
             self.post_message(Progressed(line))
 
-        found: list[AnyLeftover] = []
+        leftovers: list[AnyLeftover] = []
         try:
-            found += self.midstream.actions.leftovers(report, agreed)
+            leftovers += self.midstream.actions.leftovers(report, agreed)
         finally:
-            self.post_message(self.Found(found, agreed))
+            self.post_message(self.Found(leftovers, agreed))
 
     def on_leftovers_screen_found(self, event: Found) -> None:
         self._doing = ""
-        self._found = [each for each in event.found if isinstance(each, Leftover | SliceLeftover)]
+        self._found = [each for each in event.found if isinstance(each, FoundLeftover | SliceLeftover)]
         self._problems = [each.message for each in event.found if isinstance(each, Skipped | SliceProblem)]
         if event.agreed is not None:
             removed = sum(each.removed for each in self._found)
@@ -161,7 +161,7 @@ class LeftoversScreen(MidstreamScreen):
         self.app.push_screen(ConfirmScreen("Remove leftovers", _consequences(listed), word="remove"), answered)
 
 
-def _row(index: int, each: Leftover | SliceLeftover) -> Row:
+def _row(index: int, each: FoundLeftover | SliceLeftover) -> Row:
     """Return the row of a leftover, by its place in the list."""
     colour = palette.GOOD if each.removed else palette.DIM
     if isinstance(each, SliceLeftover):
@@ -172,18 +172,18 @@ def _row(index: int, each: Leftover | SliceLeftover) -> Row:
     return Row(index, (*place, (_note(each), colour)), dim=bool(each.kept))
 
 
-def _note(each: Leftover | SliceLeftover) -> str:
+def _note(each: FoundLeftover | SliceLeftover) -> str:
     """Return what became of a leftover, or why it is kept."""
     return f"{each.note}; {each.text}" if isinstance(each, SliceLeftover) else each.note
 
 
-def _consequences(removable: Sequence[Leftover | SliceLeftover]) -> list[str]:
+def _consequences(removable: Sequence[FoundLeftover | SliceLeftover]) -> list[str]:
     """Return the lines of the confirmation."""
-    files = [each for each in removable if isinstance(each, Leftover)]
+    files = [each for each in removable if isinstance(each, FoundLeftover)]
     slices = [each.slice.path for each in removable if isinstance(each, SliceLeftover)]
     lines: list[str] = []
     if files:
-        hosts = ", ".join(dict.fromkeys(each.host for each in files))
+        hosts = ", ".join(dict.fromkeys(file.host for file in files))
         lines += [
             f"{count(len(files), 'leftover')} on {hosts} {agree(len(files))} removed:",
             "parts of saves and copies that were killed, and deletions that did not finish.",

@@ -62,7 +62,7 @@ class RunList:
     @property
     def complete(self) -> bool:
         """Whether all runs are computed, and the list is made of them."""
-        return self._assembly is None and not self._stale and all(each.complete for each in self._columns.values())
+        return self._assembly is None and not self._stale and all(column.complete for column in self._columns.values())
 
     @property
     def progress(self) -> float | None:

@@ -1,0 +1,44 @@
+"""TPU slices of the fleet file's projects as lines and JSON values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.format import age_since
+from midstream.json_events.fleet_events import ProblemEvent
+from midstream.listing import documents
+from midstream.operations.list_slices import list_slices, remarks
+from midstream.output import Output, table
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+
+
+def show_slices(fleet: Fleet, output: Output) -> None:
+    """Print every slice of the fleet file's projects and zones."""
+    slices = list_slices(fleet)
+    if output.as_json:
+        for each, target in slices.found:
+            output.event(documents.slice_event(each, target))
+        for problem in slices.problems:
+            output.event(ProblemEvent(message=problem))
+        return
+    rows = [("SLICE", "TARGET", "STATE", "TYPE", "RUNTIME", "WORKERS", "PRICE CLASS", "AGE", "")]
+    for each, target in slices.found:
+        rows.append(
+            (
+                each.path,
+                target or "-",
+                each.state,
+                " ".join(filter(None, (each.accelerator_type, each.topology))) or "-",
+                each.runtime_version or "-",
+                str(len(each.workers)) if each.workers else "-",
+                each.price_class,
+                age_since(each.created),
+                ", ".join(remarks(each)),
+            )
+        )
+    if len(rows) > 1:
+        output.value({}, ["", *table(rows)])
+    for problem in slices.problems:
+        output.message(f"midstream: {problem}")

@@ -1,0 +1,268 @@
+"""`--status`: hosts, runs, migrations and slices."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from midstream import format
+from midstream.counts import count
+from midstream.errors import Exit
+from midstream.listing import run_facts
+from midstream.listing.fleet_moment import FleetMoment
+from midstream.operations.fleet_snapshot import fleet_snapshot
+from midstream.output import Output, table
+from midstream.ownership.judgement import CLAIM, FORMER, Judgement
+from midstream.printable import excerpt
+from midstream.watch.run_failure import failure_of
+
+if TYPE_CHECKING:
+    from midstream.fleet.fleet import Fleet
+    from midstream.hosts.host_pool import HostPool
+    from midstream.listing.conditions import Condition
+    from midstream.migrate.journal.migration_view import MigrationView
+    from midstream.watch.snapshot import Machine, RunView, Snapshot
+
+MAX_REASON = 200  # characters of a reason in the table; --json has all of it
+
+
+def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Print hosts, runs, and migrations that are open or were rolled back.
+
+    With ``--filter``, print the runs that pass it. Return 0 also for unreachable hosts: their lines say so.
+
+    Raises:
+        FilterError: The filter is malformed.
+    """
+    from midstream.hosts.host_pool import HostPool
+
+    condition = _condition(options.filter)  # before any host is connected
+    hosts = HostPool(fleet)
+    hosts.prepare()
+    try:
+        if output.as_json:
+            return _json_lines(hosts, condition, output)
+        snapshot = fleet_snapshot(hosts, seen=lambda _: _migrations())
+    finally:
+        hosts.close()
+    if condition is not None:
+        return _filtered_runs(snapshot, condition, output)
+    lines = table(host_rows(snapshot))
+    runs = run_rows(snapshot)
+    lines += ["", *table(runs), *_problems(snapshot.runs)] if snapshot.runs else ["", _no_runs(snapshot)]
+    migrations = shown_migrations(_migrations()(fleet))
+    if migrations:
+        lines += ["", *table(migration_rows(migrations)), *filter(None, map(damage_line, migrations))]
+    output.value({}, lines)
+    _slices(fleet, output)
+    return Exit.DONE
+
+
+def _no_runs(snapshot: Snapshot) -> str:
+    """Return the line of a fleet in which no run was found.
+
+    Hosts that do not answer may have some.
+    """
+    if not snapshot.hosts:
+        return "the fleet file has no hosts: docs/reference/fleet-file.md describes them"
+    unreachable = [host.name for host in snapshot.hosts if host.link != "live"]
+    if unreachable:
+        return f"no runs on the hosts that answer; not answering: {', '.join(unreachable)}"
+    return "no runs yet: midstream --launch CONFIG --on TARGET starts one"
+
+
+def _json_lines(hosts: HostPool, condition: Condition | None, output: Output) -> int:
+    """Write hosts and runs as they become known, then migrations and slices.
+
+    With a condition, write the runs alone.
+    """
+    from midstream.headless.status_lines import StatusLines
+
+    lines = StatusLines(output, condition)
+    lines.finish(fleet_snapshot(hosts, seen=lines.update))
+    if condition is not None:
+        return Exit.DONE
+    from midstream.listing import documents
+
+    for migration in _migrations()(hosts.fleet):
+        output.event(documents.migration_event(migration))
+    _slices(hosts.fleet, output)
+    return Exit.DONE
+
+
+def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]:
+    """Return migrations that are open, damaged, or their run's newest and rolled back.
+
+    ``migrations`` are in any order.
+    """
+    newest: dict[str, MigrationView] = {}
+    for view in migrations:
+        known = newest.get(view.plan.run_id)
+        if known is None or view.plan.identity.created > known.plan.identity.created:
+            newest[view.plan.run_id] = view
+    return [
+        view
+        for view in migrations
+        if view.open or view.damage or (view.rolled_back and newest[view.plan.run_id] is view)
+    ]
+
+
+# The columns that the terminal UI has too have its names and formats: a test compares them.
+
+
+def host_rows(snapshot: Snapshot) -> list[tuple[str, ...]]:
+    """Return the heading and rows of the table of hosts."""
+    moment = FleetMoment(snapshot, (), time.time())
+    rows = [("HOST", "LINK", "ACCELERATORS", "UTIL", "MEM", "CPU", "DISK FREE", "AGE", "")]
+    for host in snapshot.hosts:
+        machine = host.machine
+        rows.append(
+            (
+                host.name,
+                host.link,
+                _accelerators(machine.accelerators) if machine else format.NONE,
+                format.percent(run_facts.utilization(host)),
+                format.percent(run_facts.memory_share(host)),
+                format.percent(machine.cpu_used if machine else None),
+                format.size(machine.disk_free if machine else None),
+                format.age(moment.host_age(host)),
+                host.error or (_remarks(machine) if machine else ""),
+            )
+        )
+    return rows
+
+
+def migration_rows(migrations: Sequence[MigrationView]) -> list[tuple[str, ...]]:
+    """Return the heading and rows of the table of migrations."""
+    rows = [("RUN", "FROM", "TO", "STATE", "PHASE", "CERTIFICATE", "DOWN", "AGE", "ID")]
+    for view in migrations:
+        plan, down = view.plan, view.downtime.total if view.downtime else None
+        age = format.age_since(plan.identity.created)
+        cells = (plan.run_id, plan.source, plan.target, view.state, view.phase, view.verdict or format.NONE)
+        rows.append((*cells, format.seconds(down), age, view.migration))
+    return rows
+
+
+def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> list[tuple[str, ...]]:
+    """Return the heading and rows of the table of runs, one for each attempt.
+
+    With ``chosen``, the rows are those of ``chosen``.
+    """
+    moment = FleetMoment(snapshot, (), time.time())
+    runs = [("RUN", "HOST", "STATE", "STEP", "LOSS", "TOK/S", "AGE", "OWNERSHIP", "CHECKPOINT", "REASON")]
+    judgements: dict[str, Judgement] = {}
+    for run in snapshot.runs:
+        members = snapshot.members(run)
+        if run is not members[0] or (chosen is not None and run not in chosen):
+            continue  # another process of the same attempt
+        total = run.status.num_train_steps if run.status else 0
+        complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete]
+        newest = max(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), default=None)
+        judgement = judgements.setdefault(run.run_id, snapshot.judgement(run.run_id))
+        claim = judgement.standing(run.host)
+        current = " (claim)" if claim.kind == CLAIM else ""
+        former = claim.kind == FORMER and judgement.head is not None
+        if not current and (former or run is not snapshot.copies(run.run_id)[0]):
+            current = " (superseded)"
+        runs.append(
+            (
+                run.run_id,
+                "+".join(member.host for member in members),
+                _state(members) + current,
+                format.grouped(run.step) + (f"/{format.grouped(total)}" if total else ""),
+                format.loss(run_facts.loss(run)),
+                format.short(run_facts.tokens_per_second(run)),
+                format.age(moment.run_age(run)),
+                str(run.epoch),
+                f"{newest.name} ({format.age_since(newest.created)})" if newest else format.NONE,
+                excerpt(claim.reason if claim.kind == CLAIM else _reason(members), MAX_REASON),
+            )
+        )
+    return runs
+
+
+def _problems(runs: Iterable[RunView]) -> list[str]:
+    return [f"{run.run_id} on {run.host}: {run.problem}" for run in runs if run.problem]
+
+
+def _condition(text: str | None) -> Condition | None:
+    """Parse ``--filter``. None without one."""
+    if not text or not text.strip():
+        return None
+    from midstream.listing import filter_parser, fleet_fields
+
+    return filter_parser.parse(text, fleet_fields.RUNS, time.time())
+
+
+def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> int:
+    moment = FleetMoment(snapshot, (), time.time())
+    found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
+    output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
+    if not found:
+        output.message(f"midstream: none of {count(snapshot.run_count, 'run')} passes the filter")
+    return Exit.DONE
+
+
+def _migrations() -> Callable[[Fleet], list[MigrationView]]:
+    """Import what lists migrations, while hosts connect."""
+    from midstream.migrate.journal.migration_directory import list_migrations
+
+    return list_migrations
+
+
+def _slices(fleet: Fleet, output: Output) -> None:
+    if fleet.has_slices or fleet.google.projects:
+        from midstream.headless.slice_listing import show_slices
+
+        show_slices(fleet, output)
+
+
+def _state(members: tuple[RunView, ...]) -> str:
+    """Return the state of an attempt, and each of its processes in another state."""
+    first, *others = members
+    deviating = [
+        f"process {each.status.process} on {each.host} {each.state}"
+        for each in others
+        if each.status is not None and each.state != first.state
+    ]
+    return ", ".join([first.state, *deviating])
+
+
+def _reason(members: tuple[RunView, ...]) -> str:
+    """Return why an attempt failed, or what it waits for."""
+    failure = failure_of(members)
+    return failure.reason if failure else members[0].remark
+
+
+def _accelerators(accelerators: tuple[Any, ...]) -> str:
+    kinds: dict[str, int] = {}
+    for accelerator in accelerators:
+        kinds[accelerator.kind] = kinds.get(accelerator.kind, 0) + 1
+    return ", ".join(f"{count}x{kind}" for kind, count in kinds.items()) or "none"
+
+
+def _remarks(machine: Machine) -> str:
+    """Return facts that decide if a run can use the machine."""
+    users = {f"{user.user or '?'} ({user.command or 'unseen'})": None for user in machine.users}
+    words = (
+        "no Python: monitoring only" if not machine.python else "",
+        f"driver {machine.driver}" if machine.driver else "",
+        f"CUDA {machine.cuda}" if machine.cuda else "",
+        f"used by {', '.join(users)}" if users else "",
+        f"clock {machine.clock_skew:+.1f} s off" if abs(machine.clock_skew) >= 1 else "",
+    )
+    return ", ".join(filter(None, words))
+
+
+def damage_line(view: MigrationView) -> str:
+    """Return the damage of a migration's files and a hint, or an empty string."""
+    from midstream.migrate.journal.migration_state import DAMAGED
+
+    if not view.damage:
+        return ""
+    hint = "restore one of them from a backup" if view.state == DAMAGED and not view.newer else ""
+    if view.open and not hint and not view.newer:
+        hint = f"midstream --continue {view.migration} restores what it needs"
+    return f"{view.migration}: {'; '.join(view.damage)}" + (f" ({hint})" if hint else "")
