@@ -35,7 +35,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.averaging import start_average
 from midstream_engine.optim.optimizer import schedule_count
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 # Keys whose values are paths or names: they differ between hosts while the run is the same.
@@ -85,7 +85,7 @@ class Resumed:
     root_digest: str
 
 
-def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Command | None) -> Origin | None:
+def find_origin(attempt: AttemptRecord, config: TrainLmConfig, command: records.Command | None) -> Origin | None:
     """Return the checkpoint that this attempt starts from; None for a fresh start.
 
     The ``command`` that it was started with may name it; an attempt that is started a second time, as a requeued job
@@ -134,7 +134,7 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
     return None
 
 
-def _newest_fence(attempt: Attempt) -> records.Fence | None:
+def _newest_fence(attempt: AttemptRecord) -> records.Fence | None:
     """Return the run's fence, on this host or in its bucket.
 
     Errors as of `find_origin`.
@@ -150,7 +150,7 @@ def _newest_fence(attempt: Attempt) -> records.Fence | None:
     return fence
 
 
-def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
+def _saved_since(attempt: AttemptRecord, command: records.Command) -> Origin | None:
     """Return the newest checkpoint that an earlier start of this epoch has saved.
 
     Only a checkpoint later than the one that ``command`` restores counts. None at the first start: nothing is saved
@@ -171,7 +171,7 @@ def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
     return _origin(attempt.paths.checkpoint(name), True, migration=command.migration)
 
 
-def origin_of(attempt: Attempt, command: records.Command) -> Origin:
+def origin_of(attempt: AttemptRecord, command: records.Command) -> Origin:
     """Return the checkpoint that a command names.
 
     Raises EngineError where it names none, CheckpointCorruptError where the checkpoint is not complete.

@@ -22,13 +22,13 @@ from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 QUIET = 600.0  # seconds without a heartbeat until a process of another machine or boot counts as ended
 
 
-def settle_shares(attempt: Attempt) -> None:
+def settle_shares(attempt: AttemptRecord) -> None:
     """Complete this host's shares that are committed, and remove those that are not.
 
     All processes call it. Errors of a share are logged: it stays as it is.

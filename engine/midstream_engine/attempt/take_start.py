@@ -13,12 +13,12 @@ from midstream_core.attempt.status_file import StatusFile
 from midstream_core.records import Fence, parse_json
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.stores import bucket_fence
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 
 
-def take_start(attempt: Attempt, status: StatusFile, *, restores: bool) -> Attempt:
+def take_start(attempt: AttemptRecord, status: StatusFile, *, restores: bool) -> AttemptRecord:
     """Return the attempt with its start number: from here on no earlier start commits.
 
     ``restores``: a command names the checkpoint, so that a damaged one does not matter.
@@ -38,7 +38,7 @@ def take_start(attempt: Attempt, status: StatusFile, *, restores: bool) -> Attem
     return dataclasses.replace(attempt, start=fence.start)
 
 
-def _take(attempt: Attempt, restores: bool) -> Fence | None:
+def _take(attempt: AttemptRecord, restores: bool) -> Fence | None:
     paths, client = attempt.paths, attempt.processes.client
     bucket = bucket_fence if paths.store else None
 

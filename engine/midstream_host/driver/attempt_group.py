@@ -83,7 +83,7 @@ class AttemptGroup:
 
     def was_left(self) -> bool:
         """Whether node 0 ended so long ago that the trainer here does not end by itself."""
-        return self._first_ended is not None and time.monotonic() - self._first_exit > self._left_after
+        return self._first_ended is not None and time.monotonic() - self._first_ended > self._left_after
 
     def is_stopping(self) -> bool:
         """Whether node 0 has begun to stop its trainer, or has ended."""
