@@ -23,7 +23,7 @@ GIB = 1 << 30
 FLOAT32_PASSES = 6
 
 
-class Accelerator(NamedTuple):
+class AcceleratorSpec(NamedTuple):
     """One jax device. On TPU v2, v3 and 7x it is one core, which is half a chip."""
 
     # FLOP/s of matrix products, dense: of 16-bit numbers; of float32 numbers at jax's precision ``highest``, which is
@@ -44,19 +44,19 @@ def _tpu(
     bandwidth: float | None = None,
     interconnect: float | None = None,
     clock: float | None = None,
-) -> Accelerator:
-    return Accelerator(peak, peak / FLOAT32_PASSES, peak, memory, bandwidth, interconnect, clock)
+) -> AcceleratorSpec:
+    return AcceleratorSpec(peak, peak / FLOAT32_PASSES, peak, memory, bandwidth, interconnect, clock)
 
 
 # By a part of jax's ``device_kind``.
 ACCELERATORS = {
-    "A100": Accelerator(312e12, 19.5e12, 156e12, None, 1555e9, 300e9),
-    "A100-SXM4-80GB": Accelerator(312e12, 19.5e12, 156e12, None, 2039e9, 300e9),
-    "H100": Accelerator(989.5e12, 67e12, 494.7e12, None, 3350e9, 450e9),
-    "H100 PCIe": Accelerator(756.5e12, 51e12, 378e12, None, 2000e9, 64e9),
-    "H200": Accelerator(989.5e12, 67e12, 494.7e12, None, 4800e9, 450e9),
-    "L4": Accelerator(121e12, 30.3e12, 60e12, None, 300e9, 32e9),
-    "V100-SXM2": Accelerator(125e12, 15.7e12, 15.7e12, None, 900e9, 150e9),  # it has no TF32
+    "A100": AcceleratorSpec(312e12, 19.5e12, 156e12, None, 1555e9, 300e9),
+    "A100-SXM4-80GB": AcceleratorSpec(312e12, 19.5e12, 156e12, None, 2039e9, 300e9),
+    "H100": AcceleratorSpec(989.5e12, 67e12, 494.7e12, None, 3350e9, 450e9),
+    "H100 PCIe": AcceleratorSpec(756.5e12, 51e12, 378e12, None, 2000e9, 64e9),
+    "H200": AcceleratorSpec(989.5e12, 67e12, 494.7e12, None, 4800e9, 450e9),
+    "L4": AcceleratorSpec(121e12, 30.3e12, 60e12, None, 300e9, 32e9),
+    "V100-SXM2": AcceleratorSpec(125e12, 15.7e12, 15.7e12, None, 900e9, 150e9),  # it has no TF32
     "TPU v2": _tpu(22.5e12, 8 * GIB),
     "TPU v3": _tpu(61.5e12, 16 * GIB),
     "TPU v4": _tpu(275e12, 32 * GIB, 1228e9, 300e9, 1.05e9),
@@ -112,7 +112,7 @@ TPU_CHIPS = {
 _OTHER = re.compile(r"\b(MIG|NVL)\b")
 
 
-def find_accelerator(device_kind: str) -> Accelerator | None:
+def find_accelerator(device_kind: str) -> AcceleratorSpec | None:
     """Return the accelerator whose name is in ``device_kind``; None if there is none.
 
     The longest name wins. None also for a part of a GPU (MIG), and for H100 NVL and H200 NVL, which are slower than the

@@ -118,5 +118,5 @@ def newest(checkpoints: list[LevanterCheckpoint]) -> LevanterCheckpoint | None:
         return None
     by_time = max(checkpoints, key=lambda checkpoint: (checkpoint.timestamp or datetime.datetime.min, checkpoint.step))
     return by_time if by_time.by_time else max(
-        checkpoints, key=lambda one: (one.step, one.timestamp or datetime.datetime.min, one.path)
+        checkpoints, key=lambda entry: (entry.step, entry.timestamp or datetime.datetime.min, entry.path)
     )  # fmt: skip

@@ -84,7 +84,7 @@ class _Extent:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[int, int]] = {}
+        self._counted: dict[int, tuple[int, int]] = {}
         self._within: set[int] = set()
 
     def of(self, node: yaml.Node, depth: int = 1) -> tuple[int, int]:
@@ -94,7 +94,7 @@ class _Extent:
         """
         if id(node) in self._within:
             raise YamlError(f"{place_of(node)}: an alias stands for a value that contains it")
-        counted = self._known.get(id(node), (0, 0))
+        counted = self._counted.get(id(node), (0, 0))
         if depth + counted[1] > DEEPEST:
             raise YamlError(f"{place_of(node)}: nested more than {DEEPEST} levels deep")
         if not counted[0]:
@@ -102,7 +102,7 @@ class _Extent:
             parts = [self.of(child, depth + 1) for child in _parts(node)]
             self._within.remove(id(node))
             counted = 1 + sum(size for size, _ in parts), 1 + max((height for _, height in parts), default=0)
-            self._known[id(node)] = counted
+            self._counted[id(node)] = counted
         if counted[0] > MAX_VALUES:
             raise YamlError(f"{place_of(node)}: its aliases stand for more than {MAX_VALUES} values")
         return counted

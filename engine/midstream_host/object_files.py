@@ -187,8 +187,8 @@ class LastFolder:
         if not self._open:
             self._open.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         common = 0
-        for one, other in zip(folders, self._names):
-            if one != other:
+        for folder_name, other in zip(folders, self._names):
+            if folder_name != other:
                 break
             common += 1
         self._leave(common + 1)

@@ -165,7 +165,7 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     stale = by_name(list(check_host(host, config, replace(clean, locks=[lock]), 0.0)), "tpu")["stale lock"]
     assert stale.state == FAIL
     assert stale.hint.startswith("sudo rm /tmp/libtpu_lockfile on tpu")
-    held = replace(clean, locks=[lock], accelerator_users=[inventory.AcceleratorUser(77, "ann", "python train.py")])
+    held = replace(clean, locks=[lock], accelerator_users=[inventory.AcceleratorProcess(77, "ann", "python train.py")])
     found = by_name(list(check_host(host, config, held, 0.0)), "tpu")
     assert found["accelerators are free"].state == FAIL
     assert found["accelerators are free"].detail == "process 77 of ann uses them: python train.py"
@@ -195,7 +195,7 @@ def test_host_checks_name_obstacles_with_hints(tmp_path: Path) -> None:
     assert found["packages"].detail == "the driver 470.1 of A100 is too old: jax needs 525 or newer"
     assert found["accelerators"].detail == "8 x A100, driver 470.1, CUDA 11.4"
     chosen = replace(config, env={"CUDA_VISIBLE_DEVICES": "MIG-a,7"})
-    other = inventory.AcceleratorUser(78, "ann", "python train.py")
+    other = inventory.AcceleratorProcess(78, "ann", "python train.py")
     part = replace(clean, accelerators=replace(gpus, missing=1, driver="550.1"), unattributed=[other])
     found = by_name(list(check_host(host, chosen, part, 0.0)), "tpu")
     assert (found["devices"].state, found["devices"].detail) == (FAIL, "it has no GPU 7, which the fleet file names")

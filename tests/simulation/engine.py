@@ -31,7 +31,6 @@ from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_engine.runtime import attempt_record
-from midstream_engine.runtime.attempt_record import Attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
 from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
@@ -488,4 +487,4 @@ def record_exit(directory: str, code: int) -> None:
     ).write(files.exit(0))  # fmt: skip
 
 
-__all__ = ["HISTORY", "Attempt", "Commit", "Engine", "dataclasses", "main", "record_exit"]
+__all__ = ["HISTORY", "Commit", "Engine", "dataclasses", "main", "record_exit"]

@@ -57,7 +57,7 @@ def take(
         raise ValueError(f"run {paths.run_id}: the fence of a bucket goes with a run that has one")
     with locked(paths.lock):
         here = save_fence.read_fence(paths)
-        fence = max((one for one in (here, other) if one), key=lambda one: one.order, default=None)
+        fence = max((entry for entry in (here, other) if entry), key=lambda entry: entry.order, default=None)
         if bucket is not None:
             taken = _take_in_bucket(bucket, paths, epoch, newest, fence)
         else:
@@ -104,7 +104,7 @@ def _take_in_bucket(
     """
     while True:
         shared, version = bucket.read_fence(paths)
-        present = max((one for one in (fence, shared) if one), key=lambda one: one.order, default=None)
+        present = max((entry for entry in (fence, shared) if entry), key=lambda entry: entry.order, default=None)
         taken, name = _next(paths, epoch, present, newest)
         if taken is None:
             return None

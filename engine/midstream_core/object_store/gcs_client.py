@@ -298,8 +298,8 @@ class GcsClient:
             version = again
         if (version.size, version.crc32c) != (size, crc):
             raise DamagedObjectError(f"{joined(self.url, path)}: the composed object has other bytes than were sent")
-        for each in [*given, *made]:
-            self.delete(each.path, each.version)
+        for blob in [*given, *made]:
+            self.delete(blob.path, blob.version)
         return version
 
     def _compose(

@@ -58,7 +58,7 @@ class S3Client(S3Requests):
     # ------------------------------------------------------------------------------------------------- reading
 
     def probe(self) -> None:
-        self._pages(self.prefix, MaxKeys=1, one=True)
+        self._pages(self.prefix, MaxKeys=1, single=True)
 
     def entries(self, below: str = "") -> dict[str, StoredObject]:
         start = self.key("x")[:-1]
@@ -77,14 +77,14 @@ class S3Client(S3Requests):
             prefix["Prefix"][len(start) :].rstrip("/") for page in pages for prefix in page.get("CommonPrefixes", ())
         )
 
-    def _pages(self, start: str, *, one: bool = False, **more: object) -> list[Answer]:
+    def _pages(self, start: str, *, single: bool = False, **more: object) -> list[Answer]:
         pages: list[Answer] = []
         token: dict[str, str] = {}
         while True:
             parameters = {"Bucket": self.bucket, "Prefix": start, **more, **token}
             page = self.request("", lambda client, parameters=parameters: client.list_objects_v2(**parameters))
             pages.append(page)
-            if one or not page.get("IsTruncated"):
+            if single or not page.get("IsTruncated"):
                 return pages
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
@@ -165,9 +165,9 @@ class S3Client(S3Requests):
         client_error, failures = self.failures
 
         def once(client: Client) -> int:
-            wanted = f"bytes={offset + reading.arrived}-{offset + length - 1}"
+            byte_range = f"bytes={offset + reading.arrived}-{offset + length - 1}"
             try:
-                answer = client.get_object(**parameters, Range=wanted)
+                answer = client.get_object(**parameters, Range=byte_range)
             except client_error as error:
                 if s3_errors.fields(error)[0] == 416:
                     return reading.arrived

@@ -134,7 +134,7 @@ def groups(parts: Sequence[StoredObject]) -> Iterator[list[StoredObject]]:
     """Yield the parts in groups, each of which the service can copy as one part."""
     group: list[StoredObject] = []
     for piece in parts:
-        if group and (len(group) == MAX_PARTS or sum(each.size for each in group) + piece.size > MAX_COPY):
+        if group and (len(group) == MAX_PARTS or sum(member.size for member in group) + piece.size > MAX_COPY):
             yield group
             group = []
         group.append(piece)
@@ -150,7 +150,7 @@ def _lots(parts: Sequence[StoredObject]) -> list[list[StoredObject]]:
     """Return the parts in lots that are large enough, but the last."""
     lots: list[list[StoredObject]] = []
     for piece in parts:
-        if lots and sum(each.size for each in lots[-1]) < MIN_PART:
+        if lots and sum(member.size for member in lots[-1]) < MIN_PART:
             lots[-1].append(piece)
         else:
             lots.append([piece])

@@ -32,7 +32,7 @@ from midstream_engine.processes.coordinator_client import PeerLostError
 from midstream_engine.processes.rendezvous import Processes, complete, host_name, rendezvous
 from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from midstream_engine.runtime.attempt_record import (
-    Attempt,
+    AttemptRecord,
     open_attempt,
     read_config,
     restore_config,
@@ -123,7 +123,7 @@ def _end(code: int, processes: Processes) -> int:
     return code
 
 
-def _open(loaded: Loaded, root: str, processes: Processes, environment: dict[str, str]) -> Attempt:
+def _open(loaded: Loaded, root: str, processes: Processes, environment: dict[str, str]) -> AttemptRecord:
     """Open the launcher's attempt, or a new one that process 0 claims for all."""
     run_id, store = str(loaded.config.trainer.id), loaded.config.trainer.checkpointer.base_path or ""
     if processes.client is None:
@@ -140,7 +140,7 @@ def _open(loaded: Loaded, root: str, processes: Processes, environment: dict[str
 
 
 def _attempt(
-    loaded: Loaded, root: str, attempt: Attempt, processes: Processes, status: StatusFile, signals: Signals
+    loaded: Loaded, root: str, attempt: AttemptRecord, processes: Processes, status: StatusFile, signals: Signals
 ) -> tuple[int, Processes]:
     """Run the attempt. Returns the exit code and the connected processes."""
     config: TrainLmConfig = loaded.config
@@ -269,7 +269,7 @@ def _stop_too(stop: str, status: StatusFile) -> None:
     status.end(records.STOPPED, stop)
 
 
-def _log_copy(config: TrainerConfig, attempt: Attempt, process: int) -> str | None:
+def _log_copy(config: TrainerConfig, attempt: AttemptRecord, process: int) -> str | None:
     """Return the path of the log's copy in ``trainer.log_dir``; None if it is not set."""
     if not config.log_dir:
         return None

@@ -19,7 +19,7 @@ from midstream_engine.attempt.spread_shares import settle_shares
 from midstream_engine.checkpoint.stores import in_bucket
 from midstream_engine.loop.requests import CommandFile
 from midstream_engine.processes.rendezvous import Processes
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 T = TypeVar("T")
 TURN_TIMEOUT = 7 * 24 * 3600.0  # seconds: tokenizing may take days, and a process that fails is detected anyway
@@ -41,7 +41,7 @@ def agree_on_command(processes: Processes, commands: CommandFile, answered: int)
     return answered
 
 
-def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Origin | None:
+def agree_on_origin(attempt: AttemptRecord, find: Callable[[], Origin | None]) -> Origin | None:
     """Return the checkpoint that process 0 found, at its path under this root."""
     processes = attempt.processes
     if processes.client is None:
@@ -63,7 +63,7 @@ def agree_on_origin(attempt: Attempt, find: Callable[[], Origin | None]) -> Orig
     return origin
 
 
-def in_turn(attempt: Attempt, work: Callable[[], T]) -> T:
+def in_turn(attempt: AttemptRecord, work: Callable[[], T]) -> T:
     """Call ``work`` on the leader of each file system first, then on the others.
 
     ``work`` leaves files.

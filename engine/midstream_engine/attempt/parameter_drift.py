@@ -19,7 +19,7 @@ from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.checkpoint.packed_arrays import unpack
 from midstream_engine.checkpoint.saving.snapshot import Copy, HostArray, snapshot
 from midstream_engine.computation.train_state import TrainState
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 POLL_INTERVAL = 0.5  # seconds
@@ -87,7 +87,7 @@ def _squares(ours: np.ndarray, theirs: np.ndarray) -> tuple[float, float]:
 class LateMeasurement:
     """Thread that writes ``parameter_drift.json``, once the run's checkpoint is there."""
 
-    def __init__(self, attempt: Attempt, checkpoint: str, kept: list[HostArray]) -> None:
+    def __init__(self, attempt: AttemptRecord, checkpoint: str, kept: list[HostArray]) -> None:
         """Start it."""
         self._attempt, self._checkpoint, self._kept = attempt, checkpoint, kept
         self._ended = threading.Event()

@@ -26,7 +26,7 @@ from midstream_engine.computation.train_state import TrainState
 from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.loop.requests import Known, Requests, Wanted
 from midstream_engine.loop.training_loop import Loop
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
 
@@ -70,7 +70,7 @@ class Replica(Loop):
         self,
         compiled: CompiledRun,
         requests: Requests,
-        attempt: Attempt,
+        attempt: AttemptRecord,
         status: StatusFile,
         state: TrainState,
         step: int,

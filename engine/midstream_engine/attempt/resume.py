@@ -35,7 +35,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.averaging import start_average
 from midstream_engine.optim.optimizer import schedule_count
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 # Keys whose values are paths or names: they differ between hosts while the run is the same.
@@ -85,7 +85,7 @@ class Resumed:
     root_digest: str
 
 
-def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Command | None) -> Origin | None:
+def find_origin(attempt: AttemptRecord, config: TrainLmConfig, command: records.Command | None) -> Origin | None:
     """Return the checkpoint that this attempt starts from; None for a fresh start.
 
     The ``command`` that it was started with may name it; an attempt that is started a second time, as a requeued job
@@ -120,8 +120,8 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
             f"run {attempt.paths.run_id} was migrated at step {fence.sealed_step}, and that checkpoint is missing "
             "(hint: copy it, or start a new run with another --trainer.id)"
         )
-    for found in existing:
-        log.warning("checkpoint %s has no manifest: its save was interrupted; it is skipped", found.name)
+    for interrupted in existing:
+        log.warning("checkpoint %s has no manifest: its save was interrupted; it is skipped", interrupted.name)
     if config.trainer.load_checkpoint_path and wish is not False:
         return _origin(_resolve(config.trainer.load_checkpoint_path, "trainer.load_checkpoint_path"), False)
     if wish is True:
@@ -134,7 +134,7 @@ def find_origin(attempt: Attempt, config: TrainLmConfig, command: records.Comman
     return None
 
 
-def _newest_fence(attempt: Attempt) -> records.Fence | None:
+def _newest_fence(attempt: AttemptRecord) -> records.Fence | None:
     """Return the run's fence, on this host or in its bucket.
 
     Errors as of `find_origin`.
@@ -150,7 +150,7 @@ def _newest_fence(attempt: Attempt) -> records.Fence | None:
     return fence
 
 
-def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
+def _saved_since(attempt: AttemptRecord, command: records.Command) -> Origin | None:
     """Return the newest checkpoint that an earlier start of this epoch has saved.
 
     Only a checkpoint later than the one that ``command`` restores counts. None at the first start: nothing is saved
@@ -171,7 +171,7 @@ def _saved_since(attempt: Attempt, command: records.Command) -> Origin | None:
     return _origin(attempt.paths.checkpoint(name), True, migration=command.migration)
 
 
-def origin_of(attempt: Attempt, command: records.Command) -> Origin:
+def origin_of(attempt: AttemptRecord, command: records.Command) -> Origin:
     """Return the checkpoint that a command names.
 
     Raises EngineError where it names none, CheckpointCorruptError where the checkpoint is not complete.
@@ -206,11 +206,11 @@ def _resolve(path: str, name: str) -> str:
         try:
             if open_store(folder).exists(records.MANIFEST):
                 return folder
-            named = [(key, each) for each in open_checkpoints(folder).names()
-                     if (key := records.parse_checkpoint_name(each))]  # fmt: skip
+            named = [(key, candidate) for candidate in open_checkpoints(folder).names()
+                     if (key := records.parse_checkpoint_name(candidate))]  # fmt: skip
             fence = _fence_beside(folder) if named else None
-            for _, each in sorted(named, key=lambda entry: (entry[0], len(entry[1]), entry[1]), reverse=True):
-                directory = os.path.join(folder, each)
+            for _, candidate in sorted(named, key=lambda entry: (entry[0], len(entry[1]), entry[1]), reverse=True):
+                directory = os.path.join(folder, candidate)
                 if open_store(directory).exists(records.MANIFEST) and _counts(directory, fence):
                     return directory
         except (OSError, records.RecordError) as error:
@@ -240,11 +240,11 @@ def batch_schedule_from(origin: Origin | None, config: TrainLmConfig) -> BatchSc
 
     A changed ``trainer.train_batch_size`` therefore neither repeats nor skips data.
     """
-    wanted = config.trainer.batch_schedule()
+    configured = config.trainer.batch_schedule()
     if origin is None or not origin.same_run:
-        return wanted
+        return configured
     past = origin.batch_schedule
-    schedule = past.then(origin.step, wanted)
+    schedule = past.then(origin.step, configured)
     if schedule != past:
         log.warning("trainer.train_batch_size: was %s, is now %s; no data is repeated or skipped", past, schedule)
     return schedule
@@ -276,7 +276,7 @@ def report_changes(origin: Origin, config: TrainLmConfig) -> None:
     """Log in one line what differs from the configuration that trained ``origin``."""
     if not origin.same_run or not origin.config:
         return
-    before, now = (_flat(json.loads(json.dumps(each))) for each in (origin.config, config.resolved()))
+    before, now = (_flat(json.loads(json.dumps(configuration))) for configuration in (origin.config, config.resolved()))
     changed = [
         f"{key}: was {json.dumps(before.get(key))}, is now {json.dumps(now.get(key))}"
         for key in sorted(before.keys() | now.keys())
@@ -355,10 +355,10 @@ def _named_types(origin: Origin, setup: CompilePlan) -> Iterator[None]:
                 f"{origin.directory}: the run has random numbers of the generator {', '.join(generator)}, and this "
                 "midstream has threefry2x32 alone (hint: continue it with the midstream that it began with)"
             ) from None
-        pairs = {next((key for key in _TYPES if one.name.startswith(key)), ""): one for one in error.different}
-        if error.missing or error.extra or "" in pairs or any(one.axes or one.shape for one in error.different):
+        pairs = {next((key for key in _TYPES if array.name.startswith(key)), ""): array for array in error.different}
+        if error.missing or error.extra or "" in pairs or any(array.axes or array.shape for array in error.different):
             raise
-        stored_types = {_TYPES[prefix]: one.dtype for prefix, one in pairs.items() if one.dtype is not None}
+        stored_types = {_TYPES[prefix]: array.dtype for prefix, array in pairs.items() if array.dtype is not None}
         named_types = {name: stored for name, (stored, _) in stored_types.items()}
         if "trainer.mp" in named_types:
             named_types["trainer.mp"] = str(setup.config.trainer.precision().with_parameters(named_types["trainer.mp"]))

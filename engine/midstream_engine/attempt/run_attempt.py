@@ -43,7 +43,7 @@ from midstream_engine.loop.requests import CommandFile, Requests
 from midstream_engine.loop.saving import NotSavedError, Saver
 from midstream_engine.loop.training_loop import Loop
 from midstream_engine.runtime import attempt_record as attempts
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 from midstream_engine.runtime.environment import describe_devices, versions
 from midstream_engine.runtime.jax_settings import configure_jax, log_precision
 from midstream_engine.signals import Signals
@@ -65,7 +65,7 @@ class Beginning:
     replayed: ReplayResult | None = None  # of the replica that computed it and is promoted now
 
 
-def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
+def run(config: TrainLmConfig, root: str, attempt: AttemptRecord, status: StatusFile, signals: Signals) -> str:
     """Train and return FINISHED or STOPPED.
 
     The caller closes ``status``.
@@ -88,7 +88,7 @@ def run(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, 
 def _run(
     config: TrainLmConfig,
     root: str,
-    attempt: Attempt,
+    attempt: AttemptRecord,
     status: StatusFile,
     signals: Signals,
     threads: contextlib.ExitStack,
@@ -156,7 +156,7 @@ def report_finished(config: TrainLmConfig, origin: Origin, status: StatusFile) -
 
 
 def stand_by(
-    attempt: Attempt,
+    attempt: AttemptRecord,
     ready: CompiledRun,
     origin: Origin,
     requests: Requests,
@@ -186,7 +186,7 @@ def stand_by(
 def get_ready(
     config: TrainLmConfig,
     root: str,
-    attempt: Attempt,
+    attempt: AttemptRecord,
     origin: Origin | None,
     status: StatusFile,
     compiled: CompiledRun | None = None,
@@ -243,7 +243,11 @@ def get_ready(
 
 
 def begin(
-    attempt: Attempt, ready: CompiledRun, origin: Origin | None, status: StatusFile, arrival: Arrival | None = None
+    attempt: AttemptRecord,
+    ready: CompiledRun,
+    origin: Origin | None,
+    status: StatusFile,
+    arrival: Arrival | None = None,
 ) -> Beginning:
     """Restore the state of ``origin`` and write ``restore.json``.
 
@@ -288,7 +292,7 @@ def begin(
     return Beginning(resumed.state, resumed.step, origin, resumed.root_digest)
 
 
-def _was_started_before(attempt: Attempt, origin: Origin) -> bool:
+def _was_started_before(attempt: AttemptRecord, origin: Origin) -> bool:
     """Return whether ``restore.json`` is of an earlier start of this attempt.
 
     The earlier start began with the checkpoint that a certificate names; this one continues from what it has saved
@@ -301,7 +305,7 @@ def _was_started_before(attempt: Attempt, origin: Origin) -> bool:
 
 def train(
     config: TrainLmConfig,
-    attempt: Attempt,
+    attempt: AttemptRecord,
     status: StatusFile,
     ready: CompiledRun,
     requests: Requests,
@@ -365,7 +369,11 @@ def train(
 
 
 def promote(
-    attempt: Attempt, replayed: ReplayResult, saver: Saver, metrics: MetricsRecorder, threads: contextlib.ExitStack
+    attempt: AttemptRecord,
+    replayed: ReplayResult,
+    saver: Saver,
+    metrics: MetricsRecorder,
+    threads: contextlib.ExitStack,
 ) -> None:
     """Make a replica's results the run's: write its metric rows, save its state.
 

@@ -22,13 +22,13 @@ from midstream_core.json_types import JsonValue
 from midstream_engine.checkpoint.saving.consensus import complete_share
 from midstream_engine.checkpoint.stores import in_bucket, open_checkpoints, open_store
 from midstream_engine.checkpoint.stores.checkpoint_store import TRASH
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 QUIET = 600.0  # seconds without a heartbeat until a process of another machine or boot counts as ended
 
 
-def settle_shares(attempt: Attempt) -> None:
+def settle_shares(attempt: AttemptRecord) -> None:
     """Complete this host's shares that are committed, and remove those that are not.
 
     All processes call it. Errors of a share are logged: it stays as it is.
@@ -49,16 +49,16 @@ def settle_shares(attempt: Attempt) -> None:
     exchanged = client.exchange("share-attempts", json.dumps(running).encode())
     may_run = {number for text in exchanged for number in json.loads(text)} | {attempt.number}
     for name in waiting:
-        source = next((process for process, each in enumerate(shares) if name in each.complete), None)
+        source = next((process for process, host_share in enumerate(shares) if name in host_share.complete), None)
         if source is not None:
-            for process, each in enumerate(shares):
-                if client.process == source and name in each.waiting:
+            for process, host_share in enumerate(shares):
+                if client.process == source and name in host_share.waiting:
                     client.send(f"share-{name}", _manifest(paths.checkpoint(name)), process)
             if name in mine.waiting:
                 complete_from(paths.checkpoint(name), client.receive(f"share-{name}", source))
         elif name in mine.waiting and not attempt.standby and _attempt(name) not in may_run:
             leaders = {file_systems.ids[leader] for leader in file_systems.leaders}
-            if not any(name in each.unknown for each in shares):
+            if not any(name in host_share.unknown for host_share in shares):
                 _remove(paths, name, leaders)
 
 
@@ -142,17 +142,17 @@ def complete_from(directory: str, manifest: bytes) -> None:
     try:
         share = records.Share.read(os.path.join(directory, records.SHARE))
         value: dict[str, JsonValue] = json.loads(manifest)
-        found = records.Manifest.from_json(value, f"manifest for {directory}")
-        if share.host not in {entry.host for entry in found.spread_hosts}:
+        completed = records.Manifest.from_json(value, f"manifest for {directory}")
+        if share.host not in {entry.host for entry in completed.spread_hosts}:
             raise CheckpointError(f"it is not spread over {share.host}")
         store = open_store(directory)
-        for entry in found.object_entries:
+        for entry in completed.object_entries:
             if entry.host in ("", share.host) and store.size(entry.path) != entry.size:
                 raise CheckpointError(f"object {entry.path} has another size")
     except (OSError, ValueError, CheckpointError, records.RecordError) as error:
         log.error("%s: this host's share of the checkpoint is not completed: %s", directory, error)
         return
-    complete_share(directory, dataclasses.replace(found, host=share.host))
+    complete_share(directory, dataclasses.replace(completed, host=share.host))
 
 
 def _remove(paths: records.RunPaths, name: str, leaders: set[str]) -> None:

@@ -27,7 +27,7 @@ from midstream_engine.computation.programs import Programs
 from midstream_engine.computation.reference_losses import TOLERANCE, worst_error
 from midstream_engine.computation.setup import Setup
 from midstream_engine.loop.requests import Known, Requests
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 REHEARSED = 3  # updates; the first two may include one-time work
@@ -74,7 +74,7 @@ def rehearse(origin: Origin, setup: Setup, programs: Programs, status: StatusFil
     return seconds
 
 
-def follow_arrival(attempt: Attempt, origin: Origin, setup: Setup) -> Arrival | None:
+def follow_arrival(attempt: AttemptRecord, origin: Origin, setup: Setup) -> Arrival | None:
     """Return the reader of the run's next checkpoint while it is copied here, or None.
 
     The next checkpoint is after ``origin``, on which the standby rehearses. None where several processes restore, or
@@ -95,7 +95,7 @@ def follow_arrival(attempt: Attempt, origin: Origin, setup: Setup) -> Arrival | 
 
 
 def wait_on_standby(
-    attempt: Attempt, requests: Requests, status: StatusFile, arrival: Arrival | None = None
+    attempt: AttemptRecord, requests: Requests, status: StatusFile, arrival: Arrival | None = None
 ) -> records.Command | None:
     """Wait for a command to restore, and return it.
 
@@ -116,7 +116,7 @@ def wait_on_standby(
     return command
 
 
-def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> records.Command | None:
+def _command(attempt: AttemptRecord, requests: Requests, status: StatusFile) -> records.Command | None:
     status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
     lease = Lease(attempt.files.lease)
     while True:
@@ -143,7 +143,7 @@ def _command(attempt: Attempt, requests: Requests, status: StatusFile) -> record
     return None
 
 
-def agreed(attempt: Attempt, sequence: int, refusal: str) -> str:
+def agreed(attempt: AttemptRecord, sequence: int, refusal: str) -> str:
     """Return the reason of the first process that rejects.
 
     Hosts may lack files, and all go on or none does.
@@ -155,7 +155,7 @@ def agreed(attempt: Attempt, sequence: int, refusal: str) -> str:
     return next((f"{peer}: {text}" for peer, text in zip(client.peers, reasons, strict=True) if text), "")
 
 
-def unfit(attempt: Attempt, command: records.Command) -> str:
+def unfit(attempt: AttemptRecord, command: records.Command) -> str:
     """Return why a command to restore cannot be carried out; empty where it can."""
     if command.action != records.RESTORE:
         return f"{command.action}: a standby accepts restore and stop only"
@@ -172,7 +172,7 @@ def unfit(attempt: Attempt, command: records.Command) -> str:
     return unowned(attempt)
 
 
-def unowned(attempt: Attempt) -> str:
+def unowned(attempt: AttemptRecord) -> str:
     """Return why this attempt does not own the fence; empty where it does."""
     try:
         fence = read_fence(attempt.paths)
@@ -184,7 +184,7 @@ def unowned(attempt: Attempt) -> str:
     return ""
 
 
-def check_not_passed(attempt: Attempt) -> None:
+def check_not_passed(attempt: AttemptRecord) -> None:
     """Raise FencedError if the run has passed the epoch that this attempt waits for."""
     try:
         fence = read_fence(attempt.paths)

@@ -13,12 +13,12 @@ from midstream_core.attempt.status_file import StatusFile
 from midstream_core.records import Fence, parse_json
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints, newest_complete
 from midstream_engine.checkpoint.stores import bucket_fence
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 
 
-def take_start(attempt: Attempt, status: StatusFile, *, restores: bool) -> Attempt:
+def take_start(attempt: AttemptRecord, status: StatusFile, *, restores: bool) -> AttemptRecord:
     """Return the attempt with its start number: from here on no earlier start commits.
 
     ``restores``: a command names the checkpoint, so that a damaged one does not matter.
@@ -38,7 +38,7 @@ def take_start(attempt: Attempt, status: StatusFile, *, restores: bool) -> Attem
     return dataclasses.replace(attempt, start=fence.start)
 
 
-def _take(attempt: Attempt, restores: bool) -> Fence | None:
+def _take(attempt: AttemptRecord, restores: bool) -> Fence | None:
     paths, client = attempt.paths, attempt.processes.client
     bucket = bucket_fence if paths.store else None
 
@@ -56,10 +56,10 @@ def _take(attempt: Attempt, restores: bool) -> Fence | None:
     here = read_fence(paths)
     answers = client.exchange("fences", b"null" if here is None else json.dumps(here.to_json()).encode())
     fences = [Fence.from_json(value, "fence") for text in answers if (value := parse_json(text, "fence")) is not None]
-    known = max(fences, key=lambda fence: fence.order, default=None)
+    newest_fence = max(fences, key=lambda fence: fence.order, default=None)
 
     def take() -> bytes:
-        taken = start_number.take(paths, attempt.epoch, newest, known, bucket)
+        taken = start_number.take(paths, attempt.epoch, newest, newest_fence, bucket)
         return b"null" if taken is None else json.dumps(taken.to_json()).encode()
 
     value = parse_json(attempt.processes.broadcast("start", take), "start")

@@ -101,10 +101,10 @@ def flatten_shardings(template: PyTree, shardings: PyTree) -> dict[str, jax.shar
     if isinstance(shardings, jax.sharding.Sharding):
         return dict.fromkeys(names, shardings)
     leaves = jax.tree_util.tree_leaves(shardings, is_leaf=lambda node: isinstance(node, jax.sharding.Sharding))
-    found = [leaf for leaf in leaves if isinstance(leaf, jax.sharding.Sharding)]
-    if len(found) != len(names):
-        raise ValueError(f"{len(found)} shardings for {len(names)} arrays: give one for each array leaf")
-    return dict(zip(names, found, strict=True))
+    leaf_shardings = [leaf for leaf in leaves if isinstance(leaf, jax.sharding.Sharding)]
+    if len(leaf_shardings) != len(names):
+        raise ValueError(f"{len(leaf_shardings)} shardings for {len(names)} arrays: give one for each array leaf")
+    return dict(zip(names, leaf_shardings, strict=True))
 
 
 def _is_named(node: Leaf) -> bool:

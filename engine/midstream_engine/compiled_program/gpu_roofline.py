@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from midstream_core.accelerator_types import AcceleratorType
-from midstream_core.accelerators import Accelerator, find_accelerator
+from midstream_core.accelerators import AcceleratorSpec, find_accelerator
 from midstream_engine.compiled_program.collectives import collectives
 from midstream_engine.compiled_program.hlo_text import Computation, Instruction, computations, run_counts
 from midstream_engine.compiled_program.memory_traffic import MemoryTraffic
@@ -82,7 +82,7 @@ def gpu_step_time(text: str, accelerators: AcceleratorType) -> StepTime:
 class _GpuProgram:
     """The computations of a program, and what its kernels compute."""
 
-    def __init__(self, text: str, device: Accelerator) -> None:
+    def __init__(self, text: str, device: AcceleratorSpec) -> None:
         self._device = device
         self._computations = computations(text)
         self.traffic = MemoryTraffic(self._computations)
@@ -121,7 +121,7 @@ class _GpuProgram:
         return flops / product_peak(self._device, operands[0].shapes[0][0], instruction.text)
 
 
-def product_peak(device: Accelerator, dtype: str, text: str) -> float:
+def product_peak(device: AcceleratorSpec, dtype: str, text: str) -> float:
     """Return the peak FLOP/s of a matrix product.
 
     Args:

@@ -183,7 +183,7 @@ def _counter_step(condition: Computation, body: Computation) -> int:
     if counter is None or counter.operation != "add":
         return 1
     parts = [named[name] for name in _OPERAND.findall(counter.text.partition(", metadata")[0]) if name in named]
-    steps = [int(match[1]) for each in parts if (match := _CONSTANT.search(f"{each.result} {each.text}"))]
+    steps = [int(match[1]) for constant in parts if (match := _CONSTANT.search(f"{constant.result} {constant.text}"))]
     return steps[0] if steps else 1
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from midstream_core.accelerator_types import AcceleratorType
-from midstream_core.accelerators import FLOAT32_PASSES, Accelerator, find_accelerator
+from midstream_core.accelerators import FLOAT32_PASSES, AcceleratorSpec, find_accelerator
 from midstream_engine.compiled_program.collectives import Collective, collectives
 from midstream_engine.compiled_program.hlo_text import (
     Computation,
@@ -125,7 +125,9 @@ def _splash_flops(kernel: Instruction, width: int, counts: Mapping[str, int]) ->
     return passes * products * 2.0 * math.prod(batch_and_heads) * positions * keys * padded * computed
 
 
-def exposed_seconds(collective_list: Sequence[Collective], accelerators: AcceleratorType, device: Accelerator) -> float:
+def exposed_seconds(
+    collective_list: Sequence[Collective], accelerators: AcceleratorType, device: AcceleratorSpec
+) -> float:
     """Return the seconds of the collectives that nothing hides.
 
     The links run at their full bandwidth.

@@ -67,10 +67,10 @@ class Cut:
 def _rows(cut: Cut) -> dict[int, np.ndarray]:
     """Return the examples of a batch that the devices of each process have, in order."""
     examples = np.arange(cut.examples).reshape(cut.micro, cut.size, 1)
-    found: dict[int, set[int]] = {}
+    rows_by_device: dict[int, set[int]] = {}
     for device, index in cut.sharding.devices_indices_map(examples.shape).items():
-        found.setdefault(device.process_index, set()).update(examples[index].ravel().tolist())
-    return {process: np.array(sorted(rows), np.int64) for process, rows in found.items()}
+        rows_by_device.setdefault(device.process_index, set()).update(examples[index].ravel().tolist())
+    return {process: np.array(sorted(rows), np.int64) for process, rows in rows_by_device.items()}
 
 
 class ScheduledBatches:

@@ -234,7 +234,7 @@ def prepare(
     """
     plan = make_plan(config, devices, step=step, batch_schedule=batch_schedule, tokenizer_id=tokenizer_id)
     trainer, data = config.trainer, config.data
-    cache = open_training(root, data, plan.tokenizer, seq_len=plan.positions, wanted=data_digest)
+    cache = open_training(root, data, plan.tokenizer, seq_len=plan.positions, expected_digest=data_digest)
     sets = open_validation(root, data, plan.tokenizer, validation)
     samples = TrainingBatches(
         cache,

@@ -65,7 +65,7 @@ def normalise(cls: type, value: object, notes: list[str], path: str = "") -> obj
     value = _spread(value, notes, path)
     cls, kind = _choose(cls, value, path)
     hints = typing.get_type_hints(cls)
-    known = {item.name for item in dataclasses.fields(cls)}
+    field_names = {item.name for item in dataclasses.fields(cls)}
     value, names = _renamed(value, path)
     result = yaml_file.Mapping({} if kind is None else {"type": kind})
     for key, item in value.items():
@@ -73,14 +73,14 @@ def normalise(cls: type, value: object, notes: list[str], path: str = "") -> obj
         where = f"{place}: " if place and place != f"--{full}" else ""  # the messages have the key themselves
         if key == "type" and kind is not None:
             continue
-        if key in known:
+        if key in field_names:
             if not _is_local(full, item, where, notes):
                 result.places[key] = place
                 result[key] = _fit(hints[key], item, notes, full)
         elif levanter_fields.covers(full):
             notes += levanter_fields.left_out(full, item, where)
         else:
-            raise ConfigError(f"{where}unknown key {full}{_nearest(full, path, known)}")
+            raise ConfigError(f"{where}unknown key {full}{_nearest(full, path, field_names)}")
     return result
 
 

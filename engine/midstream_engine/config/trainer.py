@@ -216,12 +216,12 @@ class TrainerConfig:
             "axis_resources": self.axis_resources, "parameter_axis_resources": self.parameter_axis_resources,
             "compute_axis_resources": self.compute_axis_resources,
         }  # fmt: skip
-        known = {*AXES, self.batch_axis}
+        axis_names = {*AXES, self.batch_axis}
         return [
             f"trainer.{name}: no model here has an axis {axis!r} (they have {', '.join(AXES)}): it has no effect"
             for name, axes in named.items()
             for axis in axes
-            if axis not in known
+            if axis not in axis_names
         ]
 
     def batch_schedule(self) -> BatchSchedule:

@@ -122,9 +122,9 @@ class TrainingBatches:
             return np.zeros_like(sample), self._orders[0](sample)
         dataset, number = self._mixed(sample)
         example = np.empty_like(number)
-        for one in np.unique(dataset):
-            chosen = dataset == one
-            example[chosen] = self._orders[one](number[chosen])
+        for index in np.unique(dataset):
+            chosen = dataset == index
+            example[chosen] = self._orders[index](number[chosen])
         return dataset, example
 
     def batch(self, index: int) -> Batch:

@@ -41,8 +41,8 @@ def feistel(length: int, key: np.ndarray) -> Order:
     def order(place: int) -> int:
         for _ in range(_WALKS):
             high, right = place >> right_bits, place & mask
-            for one in keys:
-                high, right = right, high ^ ((right * 2654435761 + one) & mask)
+            for round_key in keys:
+                high, right = right, high ^ ((right * 2654435761 + round_key) & mask)
             place = (high << right_bits) | right
             if place < length:
                 return place

@@ -30,7 +30,7 @@ _NOTHING = "data.train_urls is empty: name files, or stdlib:**/*.py to try thing
 
 
 def open_training(
-    root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, wanted: str | None = None
+    root: str, config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, expected_digest: str | None = None
 ) -> TokenCache | Mixture | ImportedData:
     """Open the training data: tokens of one dataset, a mixture, or packed documents.
 
@@ -41,10 +41,10 @@ def open_training(
         config: ``data`` of the configuration.
         tokenizer: Tokenizer of the run.
         seq_len: Tokens of an example.
-        wanted: Digest from a checkpoint; see :func:`open_cache`.
+        expected_digest: Digest from a checkpoint; see :func:`open_cache`.
 
     Raises:
-        DataError: The data cannot be opened, or the configuration has another order than ``wanted``.
+        DataError: The data cannot be opened, or the configuration has another order than ``expected_digest``.
     """
     directory = data_root(root)
     parts = config.configs or {"": config}
@@ -52,20 +52,20 @@ def open_training(
     block = config.mixture_block_size if config.configs else 1
     pack = seq_len if config.pack else None
     if len(urls := training_urls(config)) == 1 and urls[0].startswith(IMPORTED):
-        if wanted is None or not os.path.exists(os.path.join(directory, wanted)):
+        if expected_digest is None or not os.path.exists(os.path.join(directory, expected_digest)):
             digest = link_imported(urls[0], directory)
         else:
-            digest = wanted
-        if wanted is not None and wanted != digest:
-            raise _other_content(directory, wanted, digest)
-        wanted = digest
-    if wanted is not None and os.path.exists(os.path.join(directory, wanted, records.MANIFEST)):
-        data = mixture.open_data(os.path.join(directory, wanted))
+            digest = expected_digest
+        if expected_digest is not None and expected_digest != digest:
+            raise _other_content(directory, expected_digest, digest)
+        expected_digest = digest
+    if expected_digest is not None and os.path.exists(os.path.join(directory, expected_digest, records.MANIFEST)):
+        data = mixture.open_data(os.path.join(directory, expected_digest))
         mixture.check_same_order(data, counts, block, pack)
         _check_tokenizer(data, tokenizer)
         return data
     plain = len(counts) == 1 and pack is None
-    wanted_cache = wanted if plain else None
+    wanted_cache = expected_digest if plain else None
     opened = {
         name: open_cache(
             root, training_urls(parts[name]), dataset_config(config, parts[name]), tokenizer, digest=wanted_cache
@@ -75,8 +75,8 @@ def open_training(
     if plain:
         return next(iter(opened.values()))
     mixed = mixture.assemble(directory, opened, counts, block, pack)
-    if wanted is not None and mixed.digest != wanted:
-        raise _other_content(directory, wanted, mixed.digest)
+    if expected_digest is not None and mixed.digest != expected_digest:
+        raise _other_content(directory, expected_digest, mixed.digest)
     return mixed
 
 
@@ -209,8 +209,8 @@ def _check_tokenizer(data: TokenCache | Mixture | ImportedData, tokenizer: Token
         raise DataError(f"data.tokenizer: {tokenizer.id} is not the run's, which is {data.tokenizer}")
 
 
-def _other_content(directory: str, wanted: str, digest: str) -> DataError:
+def _other_content(directory: str, expected_digest: str, digest: str) -> DataError:
     return DataError(
-        f"data: the run trains on tokens {wanted[:12]}, the URLs now have {digest[:12]} "
-        f"(hint: copy {os.path.join(directory, wanted)} from the source host)"
+        f"data: the run trains on tokens {expected_digest[:12]}, the URLs now have {digest[:12]} "
+        f"(hint: copy {os.path.join(directory, expected_digest)} from the source host)"
     )

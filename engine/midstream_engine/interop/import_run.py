@@ -57,7 +57,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True)
-class ImportedRun:
+class ImportResult:
     """The result of an import, with a line for each change."""
 
     kind: str
@@ -69,7 +69,7 @@ class ImportedRun:
 
 def import_run(
     adopted: ForeignRun, final: str, options: ImportOptions = ImportOptions(), progress: Progress | None = None
-) -> ImportedRun:
+) -> ImportResult:
     """Write the directory ``final`` of an imported run.
 
     The directory has ``checkpoints/step-N-a000``, ``data/<digest>`` and ``train.yaml``. Until it is complete it has
@@ -97,7 +97,7 @@ def import_run(
 
 def _import(
     adopted: ForeignRun, partial: str, final: str, options: ImportOptions, progress: Progress | None
-) -> ImportedRun:
+) -> ImportResult:
     data = os.path.join(partial, "data")
     digest = "" if options.without_data or adopted.data is None else _import_data(adopted.data, data, options.data)
     mapping = {**adopted.mapping, "data": dict(adopted.mapping["data"])}
@@ -133,7 +133,7 @@ def _import(
     body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True)
     write_bytes(os.path.join(partial, CONFIG), ("\n".join(text) + "\n" + body).encode())
     manifest = commit(paths, target, written, step=adopted.step, attempt=0, epoch=1)
-    return ImportedRun(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
+    return ImportResult(adopted.kind, manifest, os.path.join(final, CONFIG), notes, digest)
 
 
 def _settings(mapping: dict[str, JsonValue]) -> str:
@@ -191,7 +191,7 @@ def _locked(partial: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def place_in_root(made: ImportedRun, folder: str, root: str, run_id: str) -> records.RunPaths:
+def place_in_root(made: ImportResult, folder: str, root: str, run_id: str) -> records.RunPaths:
     """Move what ``import_run`` wrote to ``root`` as the run ``run_id``.
 
     ``root``: that of a host, on the same file system.

@@ -21,7 +21,7 @@ from midstream_engine.computation.setup import Setup
 from midstream_engine.computation.train_state import TrainState
 from midstream_engine.data.errors import DataError
 from midstream_engine.optim.optimizer import schedule_count, update_count
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 class TrainDocuments:
     """Maker of the ``train.json`` of an attempt's checkpoints."""
 
-    def __init__(self, setup: Setup, attempt: Attempt, status: StatusFile, reference_losses: ReferenceLosses) -> None:
+    def __init__(
+        self, setup: Setup, attempt: AttemptRecord, status: StatusFile, reference_losses: ReferenceLosses
+    ) -> None:
         self._setup, self._attempt, self._status, self._reference_losses = setup, attempt, status, reference_losses
 
     def make(self, state: TrainState, step: int, measured: MeasuredLosses | None) -> TrainDocument:
@@ -88,7 +90,7 @@ def train_state(setup: Setup, step: int, optimizer: PyTree) -> dict[str, JsonVal
     }
 
 
-def provenance(setup: Setup, attempt: Attempt, status: StatusFile) -> dict[str, Any]:
+def provenance(setup: Setup, attempt: AttemptRecord, status: StatusFile) -> dict[str, Any]:
     """Return which attempt saves, on what, and with which configuration."""
     return {
         "run_id": attempt.paths.run_id,

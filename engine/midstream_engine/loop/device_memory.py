@@ -98,10 +98,10 @@ class DeviceMemory:
             # The peak counts earlier copies, and what compilers, evaluations and collectives take.
             peak = statistics.get("peak_bytes_in_use", used) - self._copied.get(device, 0)
             self._peak[device] = peak = max(peak, self._peak.get(device, 0))
-            wanted = size + max(working, peak - used) + int(RESERVE * limit)
+            total = size + max(working, peak - used) + int(RESERVE * limit)
             room = _room(statistics, limit, used)
-            if wanted > room:
-                return f"no room for a copy: {device} has {_gib(room)} free, {_gib(wanted)} are needed with the update"
+            if total > room:
+                return f"no room for a copy: {device} has {_gib(room)} free, {_gib(total)} are needed with the update"
         return ""
 
 

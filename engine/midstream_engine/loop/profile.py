@@ -9,7 +9,7 @@ import jax
 
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.trainer import TrainerConfig
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Profile:
     An error of the profiler is a warning, and training continues without a trace.
     """
 
-    def __init__(self, config: TrainerConfig, attempt: Attempt, first_step: int) -> None:
+    def __init__(self, config: TrainerConfig, attempt: AttemptRecord, first_step: int) -> None:
         """Start ``profiler_start_step`` updates after ``first_step``, the attempt's first."""
         self.directory = profile_directory(config, attempt)
         self._pending = config.profiler
@@ -64,7 +64,7 @@ class Profile:
         log.info("trace written under %s: tensorboard --logdir %s", self.directory, self.directory)
 
 
-def profile_directory(config: TrainerConfig, attempt: Attempt) -> str:
+def profile_directory(config: TrainerConfig, attempt: AttemptRecord) -> str:
     """Return the directory of traces, under ``trainer.log_dir`` or the attempt's own."""
     if config.log_dir:
         return os.path.join(resolved_path(config.log_dir), attempt.paths.run_id, "profiler")

@@ -28,7 +28,7 @@ from midstream_engine.computation.train_state import TrainState
 from midstream_engine.loop.checkpoint_records import TrainDocuments
 from midstream_engine.loop.copy_memory import memory_shortage
 from midstream_engine.loop.device_memory import DeviceMemory
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 from midstream_engine.runtime.host_memory import release_free_memory
 from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 
@@ -54,7 +54,7 @@ class Saver:
     def __init__(
         self,
         setup: Setup,
-        attempt: Attempt,
+        attempt: AttemptRecord,
         status: StatusFile,
         reference_losses: ReferenceLosses,
         now: float,

@@ -39,7 +39,7 @@ from midstream_engine.loop.profile import Profile
 from midstream_engine.loop.requests import Known, Requests, Wanted
 from midstream_engine.loop.saving import NotSavedError, Saver
 from midstream_engine.loop.sealing import seal_together
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 from midstream_engine.runtime.mesh import place
 from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 
@@ -80,7 +80,7 @@ class Loop:
         compiled: CompiledRun,
         saver: Saver,
         requests: Requests,
-        attempt: Attempt,
+        attempt: AttemptRecord,
         status: StatusFile,
         metrics: MetricsRecorder,
         state: TrainState,

@@ -41,8 +41,8 @@ class Attention(eqx.Module):
         ends += [([Embed], [KvHeads, HeadSize]), ([Heads, HeadSize], [Embed])]
         scale, bias = config.initializer_range, config.has_attention_bias
         q, k, v, o = (
-            Linear.init(In, Out, key=projection_key, scale=scale, use_bias=bias)
-            for (In, Out), projection_key in zip(ends, keys, strict=True)
+            Linear.init(In, Out, key=subkey, scale=scale, use_bias=bias)
+            for (In, Out), subkey in zip(ends, keys, strict=True)
         )
         return cls(q, k, v, o, config)
 
@@ -74,7 +74,8 @@ class GatedMlp(eqx.Module):
         ends = [([Embed], [Hidden]), ([Embed], [Hidden]), ([Hidden], [Embed])]
         scale, bias = config.initializer_range, config.has_mlp_bias
         gate, up, down = (
-            Linear.init(In, Out, key=one, scale=scale, use_bias=bias) for (In, Out), one in zip(ends, keys, strict=True)
+            Linear.init(In, Out, key=subkey, scale=scale, use_bias=bias)
+            for (In, Out), subkey in zip(ends, keys, strict=True)
         )
         return cls(gate, up, down, config)
 

@@ -86,9 +86,9 @@ def losses(hidden: NamedArray, head: NamedArray, targets: NamedArray, *, vocab_s
         return None, block_losses.rearrange((BATCH, POSITION)).array
 
     starts = jnp.arange(0, hidden.axis_size(POSITION), block)
-    _, found = jax.lax.scan(step, None, starts)
+    _, scanned_losses = jax.lax.scan(step, None, starts)
     axes = (hidden.resolve_axis(BATCH), hidden.resolve_axis(POSITION))
-    return NamedArray(jnp.moveaxis(found, 0, 1).reshape([axis.size for axis in axes]), axes)
+    return NamedArray(jnp.moveaxis(scanned_losses, 0, 1).reshape([axis.size for axis in axes]), axes)
 
 
 def weighted_loss(

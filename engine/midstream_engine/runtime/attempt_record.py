@@ -26,7 +26,7 @@ PRIVATE = 0o600  # of run.yaml: a configuration may have a secret
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """Attempt as the launcher describes it, or without one as the engine found it."""
 
     paths: records.RunPaths
@@ -54,7 +54,7 @@ class Attempt:
         return 0 if self.standby else self.epoch
 
 
-def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> Attempt:
+def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: str = "") -> AttemptRecord:
     """Open the attempt that the environment's variables describe.
 
     The variables are ``MIDSTREAM_ATTEMPT``, ``MIDSTREAM_EPOCH`` and ``MIDSTREAM_TARGET``.
@@ -103,7 +103,7 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
         os.makedirs(paths.attempt(number).dir, exist_ok=True)
     else:
         number = claim_attempt(paths)
-    return Attempt(paths, number, epoch, target, given_attempt is not None, standby)
+    return AttemptRecord(paths, number, epoch, target, given_attempt is not None, standby)
 
 
 def _check_store(paths: records.RunPaths) -> None:
@@ -156,7 +156,7 @@ def claim_attempt(paths: records.RunPaths) -> int:
         return number
 
 
-def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
+def record_start(attempt: AttemptRecord, entry: records.LineageEntry) -> None:
     """Append the attempt to ``lineage.json``; process 0 only.
 
     The entry of an attempt that is started again stays: its first step, and the checkpoint that it began with.
@@ -170,7 +170,7 @@ def record_start(attempt: Attempt, entry: records.LineageEntry) -> None:
     _edit_lineage(attempt, entry)
 
 
-def record_end(attempt: Attempt, last_step: int) -> None:
+def record_end(attempt: AttemptRecord, last_step: int) -> None:
     """Write the attempt's last step into ``lineage.json``; process 0 only."""
     if not attempt.processes.leads:
         return
@@ -184,7 +184,7 @@ def record_end(attempt: Attempt, last_step: int) -> None:
         log.error("the attempt's end at step %d is not in the lineage: %s", last_step, error)
 
 
-def _edit_lineage(attempt: Attempt, entry: records.LineageEntry) -> None:
+def _edit_lineage(attempt: AttemptRecord, entry: records.LineageEntry) -> None:
     paths = attempt.paths
     with records.locked(paths.lock):
         lineage = records.Lineage.read_or_none(paths.lineage) or records.Lineage(paths.run_id)
@@ -192,7 +192,7 @@ def _edit_lineage(attempt: Attempt, entry: records.LineageEntry) -> None:
 
 
 def lineage_entry(
-    attempt: Attempt,
+    attempt: AttemptRecord,
     *,
     devices: list[dict[str, Any]],
     first_step: int,

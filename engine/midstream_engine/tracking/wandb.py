@@ -102,13 +102,13 @@ def code_files(directory: str) -> list[str]:
     """
     tracked = _git(directory, "ls-files")
     if tracked is not None:
-        found = tracked.splitlines()
+        names_below = tracked.splitlines()
     else:
-        found = []
+        names_below = []
         for folder, folders, names in os.walk(directory):
             folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-            found += [os.path.relpath(os.path.join(folder, name), directory) for name in names]
-    return sorted(name for name in found if name.endswith(CODE) and os.path.isfile(os.path.join(directory, name)))
+            names_below += [os.path.relpath(os.path.join(folder, name), directory) for name in names]
+    return sorted(name for name in names_below if name.endswith(CODE) and os.path.isfile(os.path.join(directory, name)))
 
 
 def git_commit(directory: str | None) -> str | None:

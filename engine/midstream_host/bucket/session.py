@@ -184,8 +184,8 @@ def _commit(
     """
     there = bucket.entries()
     for entry in objects:
-        found = there.get(entry["path"]) or bucket.look(entry["path"])
-        if found is None or found.size != entry["size"]:
+        stored_object = there.get(entry["path"]) or bucket.look(entry["path"])
+        if stored_object is None or stored_object.size != entry["size"]:
             raise StoreError("{}/{} was deleted during the copy".format(bucket.url, entry["path"]))
     if manifest is not None:
         data = text.encode()

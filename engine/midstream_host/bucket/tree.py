@@ -119,9 +119,9 @@ def right(bucket: BucketClient, there: Dict[str, StoredObject], objects: Iterabl
             candidates.append((entry, stored))
 
     def is_right(pair: Tuple[CopyObject, StoredObject]) -> bool:
-        entry, found = pair
-        recorded = recorded_hash(bucket, found)
-        return flaw(bucket, entry, found.version) is None if recorded is None else recorded == entry["sha256"]
+        entry, stored_object = pair
+        recorded = recorded_hash(bucket, stored_object)
+        return flaw(bucket, entry, stored_object.version) is None if recorded is None else recorded == entry["sha256"]
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for (entry, _), good in zip(candidates, pool.map(is_right, candidates)):

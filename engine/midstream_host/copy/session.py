@@ -143,18 +143,18 @@ def _right(directory: str, objects: Sequence[CopyObject]) -> Iterator[str]:
 
 def _reported(event: str, paths: Iterator[str]) -> Set[str]:
     """Report ``paths`` in groups, and return all of them."""
-    found: Set[str] = set()
+    named_files: Set[str] = set()
     lot: List[str] = []
     reported_at = time.monotonic()
     for path in paths:
-        found.add(path)
+        named_files.add(path)
         lot.append(path)
         if len(lot) >= REPORT_OBJECTS or time.monotonic() - reported_at > 0.1:
             emit(event, objects=lot)
             lot, reported_at = [], time.monotonic()
     if lot:
         emit(event, objects=lot)
-    return found
+    return named_files
 
 
 def _named(manifest: str) -> Optional[List[Tuple[str, int, str]]]:

@@ -56,7 +56,7 @@ class Stage:
         self.incoming = posixpath.join(directory, INCOMING)
         self.here = posixpath.join(self.incoming, generation)
         self._lock = -1
-        self._left = False
+        self._has_left = False
         self._folder = -1  # descriptor of ``here``, once `place` needs it
         self._written = "written-{}".format(os.urandom(8).hex())
         self._entering = threading.Lock()  # one descriptor: a second would hold the lock against `leave`
@@ -64,7 +64,7 @@ class Stage:
     def enter(self) -> None:
         """Lock the directory. Idempotent, any thread. Raises OSError after `leave`."""
         with self._entering:
-            if self._left:
+            if self._has_left:
                 raise OSError(errno.ECANCELED, "this copy has ended")
             while self._lock < 0:
                 lock = self._opened()
@@ -96,7 +96,7 @@ class Stage:
         The last program removes it unless it has parts of objects.
         """
         with self._entering:
-            self._left = True
+            self._has_left = True
             if self._folder >= 0:
                 os.close(self._folder)
                 self._folder = -1

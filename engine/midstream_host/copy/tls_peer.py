@@ -128,18 +128,18 @@ def addresses() -> List[str]:
 
     The address of its SSH server, and those that it sends from.
     """
-    found: List[str] = []
+    listed: List[str] = []
     if ssh_address():
-        found.append(ssh_address().split("%")[0])
+        listed.append(ssh_address().split("%")[0])
     for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect((anywhere, 9))  # sends nothing: it looks up the route
-            found.append(sock.getsockname()[0])
+            listed.append(sock.getsockname()[0])
     with contextlib.suppress(OSError):
         for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
-            found.append(str(entry[4][0]))
-    loopback = [address for address in found if address.startswith("127.") or address == "::1"]
-    return list(dict.fromkeys([address for address in found if address not in loopback] + loopback))
+            listed.append(str(entry[4][0]))
+    loopback = [address for address in listed if address.startswith("127.") or address == "::1"]
+    return list(dict.fromkeys([address for address in listed if address not in loopback] + loopback))
 
 
 @program

@@ -28,7 +28,7 @@ class AttemptGroup:
         self._place, self._node, self._nodes, self._left_after = place, node, nodes, left_after
         self._placed = posixpath.join(place.files.dir, PLACED)
         self._looked = 0.0
-        self._first_exit: Optional[float] = None  # since when node 0 is known to have ended
+        self._first_ended: Optional[float] = None  # since when node 0 is known to have ended
 
     @property
     def is_first(self) -> bool:
@@ -70,8 +70,8 @@ class AttemptGroup:
         if self._nodes == 1 or time.monotonic() - self._looked < LOOK_INTERVAL:
             return
         self._looked = time.monotonic()
-        if self._first_exit is None and not self.is_first and self._has_ended(0):
-            self._first_exit = time.monotonic()
+        if self._first_ended is None and not self.is_first and self._has_ended(0):
+            self._first_ended = time.monotonic()
         for number in range(self._nodes):
             if number == self._node:
                 continue
@@ -83,7 +83,7 @@ class AttemptGroup:
 
     def was_left(self) -> bool:
         """Whether node 0 ended so long ago that the trainer here does not end by itself."""
-        return self._first_exit is not None and time.monotonic() - self._first_exit > self._left_after
+        return self._first_ended is not None and time.monotonic() - self._first_ended > self._left_after
 
     def is_stopping(self) -> bool:
         """Whether node 0 has begun to stop its trainer, or has ended."""

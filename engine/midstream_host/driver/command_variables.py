@@ -21,11 +21,11 @@ def with_variables(words: Sequence[str], environment: Mapping[str, str]) -> List
 
     Raises RecordError for a variable that is not set.
     """
-    found: List[str] = []
+    expanded: List[str] = []
     for word in words:
         match = _WORD.fullmatch(word)
         if match is None:
-            found.append(word)
+            expanded.append(word)
             continue
         name = match.group(2)
         if name not in environment:
@@ -33,5 +33,5 @@ def with_variables(words: Sequence[str], environment: Mapping[str, str]) -> List
                 "the command has ${0}, which is not set (hint: secrets: {{{0}: env:{0}}} of the host in the fleet "
                 "file)".format(name)
             )
-        found.append((match.group(1) or "") + environment[name])
-    return found
+        expanded.append((match.group(1) or "") + environment[name])
+    return expanded

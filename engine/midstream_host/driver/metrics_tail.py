@@ -140,9 +140,9 @@ class MetricsTail:
             self.problem = "metrics cannot be read: {}".format(error)[:300]
             return []
 
-    def _write(self, part: RowsOfPart, found: JsonObject, now: float, *, alone: bool) -> None:
+    def _write(self, part: RowsOfPart, read_row: JsonObject, now: float, *, alone: bool) -> None:
         """Write a row that was read at ``now``; ``alone``: no other loss was read with it."""
-        row = self._row(self.since_start.step_of(part.part, found), found, now, alone=alone)
+        row = self._row(self.since_start.step_of(part.part, read_row), read_row, now, alone=alone)
         if row:
             self._waiting.append(json.dumps(row, allow_nan=False).encode() + b"\n")
             self.rows += 1
@@ -168,9 +168,9 @@ class MetricsTail:
         self._settle()
         os.close(self._file)
 
-    def _row(self, step: int, found: JsonObject, now: float, *, alone: bool) -> Row:
+    def _row(self, step: int, read_row: JsonObject, now: float, *, alone: bool) -> Row:
         # None is a number that is not finite: a diverged run has a row of each step, too.
-        values = {name: value for name, value in found.items() if name not in APART}
+        values = {name: value for name, value in read_row.items() if name not in APART}
         loss = LOSS in values
         if not loss and "eval/loss" not in values and step >= self.step:
             self._apart.setdefault(step, {}).update(values)  # a learning rate that is logged before the loss
@@ -181,7 +181,7 @@ class MetricsTail:
         if not values or step < (self.step if loss else self._evaluated):
             self._compare(step, values)
             return {}  # of an earlier attempt, or a part that repeats it
-        own = _own_time(found)
+        own = _own_time(read_row)
         moment = now if own is None else own
         row: Row = {"global_step": step, **values, "time": moment, **self._start}
         if not loss:

@@ -65,9 +65,9 @@ def record(paths: records.RunPaths, run: RunFile, checkpoint: TrainerCheckpoint,
     """
     name = records.checkpoint_name(checkpoint.step, attempt)
     directory = paths.checkpoint(name)
-    known = records.Manifest.read_or_none(posixpath.join(directory, records.MANIFEST))
-    if known is not None:
-        return known
+    recorded = records.Manifest.read_or_none(posixpath.join(directory, records.MANIFEST))
+    if recorded is not None:
+        return recorded
     with records.locked(paths.lock):  # a newer start may be recording the same step
         save_fence.check(paths, epoch, checkpoint.step, start)
         shutil.rmtree(directory, ignore_errors=True)  # of a driver that was killed

@@ -174,11 +174,11 @@ def _descendants(pid: int) -> Dict[int, records.ProcessIdentity]:
     descendants: Dict[int, records.ProcessIdentity] = {}
     queue = list(children.get(pid, ()))
     while queue:
-        each = queue.pop()
-        identity = records.identify(each)
-        if identity is not None and each not in descendants:
-            descendants[each] = identity
-            queue += children.get(each, ())
+        process_id = queue.pop()
+        identity = records.identify(process_id)
+        if identity is not None and process_id not in descendants:
+            descendants[process_id] = identity
+            queue += children.get(process_id, ())
     return descendants
 
 

@@ -87,12 +87,12 @@ class Survey:
     interpreters: environments.Interpreters
     infiniband: List[inventory.Port]
     clock_synchronized: Optional[bool]
-    accelerator_users: List[inventory.AcceleratorUser]
+    accelerator_users: List[inventory.AcceleratorProcess]
     locks: List[LockFile]
     engines: List[RunningEngine]
     kills_left_behind: bool  # systemd-logind ends a user's processes with the last login
     scope: bool  # systemd starts an engine in a scope of its own
-    unattributed: List[inventory.AcceleratorUser] = dataclasses.field(default_factory=lambda: [])
+    unattributed: List[inventory.AcceleratorProcess] = dataclasses.field(default_factory=lambda: [])
 
 
 @reads()
@@ -126,12 +126,12 @@ def survey(root: str, visible: Optional[List[str]] = None) -> Survey:
         interpreters=environments.find(MINIMUM),
         infiniband=[inventory.Port(**port) for port in inventory.infiniband()],
         clock_synchronized=clock_synchronized(),
-        accelerator_users=[inventory.AcceleratorUser(**user) for user in inventory.processes(devices.pids)],
+        accelerator_users=[inventory.AcceleratorProcess(**user) for user in inventory.processes(devices.pids)],
         locks=locks(),
         engines=engines(root),
         kills_left_behind=process_start.kills_left_behind(),
         scope=process_start.detached(["true"]) != ["true"],
-        unattributed=[inventory.AcceleratorUser(**user) for user in inventory.processes(devices.unattributed)],
+        unattributed=[inventory.AcceleratorProcess(**user) for user in inventory.processes(devices.unattributed)],
     )
 
 

@@ -45,7 +45,7 @@ class Port:
 
 
 @dataclasses.dataclass(frozen=True)
-class AcceleratorUser:
+class AcceleratorProcess:
     """A process that has an accelerator open; ``user`` is empty where it is unknown.
 
     Attributes:

@@ -146,9 +146,9 @@ def _local(field: str, url: str, files: Sequence[str], count: int, run_directory
         matches = [path] if os.path.isfile(path) else glob.glob(path, recursive=True)
         readable = [match for match in matches if os.path.isfile(match)]
         missing += not readable
-        for each in readable[:LISTED]:
-            if not os.access(each, os.R_OK):
-                yield InputProblem(field, "{} cannot be read".format(each), "chmod it there", True)
+        for readable_file in readable[:LISTED]:
+            if not os.access(readable_file, os.R_OK):
+                yield InputProblem(field, "{} cannot be read".format(readable_file), "chmod it there", True)
                 return
         first_error = first_error or ("" if readable else path)
     if missing == len(files):
@@ -190,8 +190,8 @@ def _bucket(field: str, url: str, patterns: Sequence[str]) -> Iterator[InputProb
     if not (name and pattern):
         yield InputProblem(field, "{!r} names no object".format(url), "write gs://BUCKET/NAME", True)
         return
-    for each in patterns:
-        prefix = re.split(r"[*?\[]", each[len("gs://") :].partition("/")[2])[0]
+    for listed_pattern in patterns:
+        prefix = re.split(r"[*?\[]", listed_pattern[len("gs://") :].partition("/")[2])[0]
         query = urllib.parse.urlencode({"prefix": prefix, "maxResults": "1", "fields": "items(name)"})
         address = "{}/storage/v1/b/{}/o?{}".format(endpoint, urllib.parse.quote(name, safe=""), query)
         request = urllib.request.Request(address, headers=_authorization(endpoint))

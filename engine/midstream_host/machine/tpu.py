@@ -35,11 +35,11 @@ def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Met
     """
     kinds = [TPU_CHIPS[chip_id] for chip_id in ids if chip_id in TPU_CHIPS]
     pids = sorted(set(users))
-    found: List[Dict[str, Any]] = []
+    device_list: List[Dict[str, Any]] = []
     for chip, (kind, count) in enumerate(kinds):
         size = ACCELERATORS[kind].memory if kind in ACCELERATORS else None
         for _ in range(count):
-            index = len(found)
+            index = len(device_list)
             entry: Dict[str, JsonValue] = {"index": index, "kind": kind, "memory_total": size, "pids": pids}
             if metrics:
                 total, used = metrics.get(HBM_TOTAL, {}).get(index), metrics.get(HBM_USED, {}).get(index)
@@ -48,8 +48,8 @@ def devices(ids: Iterable[str], users: Iterable[int] = (), metrics: Optional[Met
                 entry["memory_total"] = int(total) if total else size
                 entry["memory_used"] = None if used is None else int(used)
                 entry["utilization"] = None if busy is None else min(1.0, max(0.0, busy / 100))
-            found.append(entry)
-    return found
+            device_list.append(entry)
+    return device_list
 
 
 def users(proc: str = "/proc") -> List[int]:

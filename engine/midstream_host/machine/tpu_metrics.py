@@ -118,7 +118,7 @@ def parse(message: bytes) -> Dict[int, float]:
 
 
 def _all(message: JsonValue, number: int) -> List[JsonValue]:
-    return [value for each, value in _fields(message) if each == number]
+    return [value for field_number, value in _fields(message) if field_number == number]
 
 
 def _first(message: JsonValue, number: int, otherwise: JsonValue) -> JsonValue:

@@ -33,9 +33,9 @@ def put_secrets(path: str, secrets: Mapping[str, str]) -> None:
     if os.path.islink(directory):
         os.unlink(directory)
     attempt = name.partition(".")[0].partition("-")[0]
-    for left in os.listdir(directory) if os.path.isdir(directory) else ():
-        if left == name or left.partition(".")[0].partition("-")[0] != attempt:
-            os.unlink(posixpath.join(directory, left))
+    for old_name in os.listdir(directory) if os.path.isdir(directory) else ():
+        if old_name == name or old_name.partition(".")[0].partition("-")[0] != attempt:
+            os.unlink(posixpath.join(directory, old_name))
     if secrets:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         os.chmod(directory, 0o700)  # regardless of the umask

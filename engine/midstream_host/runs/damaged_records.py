@@ -96,15 +96,15 @@ def kind_of(file: str) -> Any:
 
 def newer(paths: records.RunPaths, names: Iterable[str]) -> List[str]:
     """Return the records that a newer midstream wrote, which must not be repaired."""
-    found: List[str] = []
+    newer_files: List[str] = []
     for name in names:
         try:
             kind_of(name).read(posixpath.join(paths.dir, name))
         except records.NewerFormatError:
-            found.append(name)
+            newer_files.append(name)
         except (ValueError, OSError):  # not a record that can be repaired, or damaged
             continue
-    return found
+    return newer_files
 
 
 def refuse(root: str, run_id: str) -> None:

@@ -35,11 +35,11 @@ def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> i
         if migration and lock and lock.migration != migration and lock.epoch >= int_of(command.get("epoch", 1)):
             raise RefusedError(_locked_by(run_id, lock))
         before = records.Command.read_or_none(path.command_file)
-        found = records.Status.read_or_none(path.status())
-        sequence = max(before.sequence if before else 0, found.acknowledged if found else 0) + 1
+        now = records.Status.read_or_none(path.status())
+        sequence = max(before.sequence if before else 0, now.acknowledged if now else 0) + 1
         new = records.Command.from_json({**command, "sequence": sequence}, "command")
         if before is not None and new == dataclasses.replace(before, sequence=sequence):
-            answered = found is not None and max(found.acknowledged, found.rejected) >= before.sequence
+            answered = now is not None and max(now.acknowledged, now.rejected) >= before.sequence
             if not answered or not status(root, run_id, attempt).running:
                 return before.sequence
         new.write(path.command_file)

@@ -361,8 +361,8 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
         described = slurm.described(path)
         if described is not None and not slurm.is_recognised(path, described):
             return False  # it would end another run
-        known = [records.Status.read_or_none(path.status(process)) for process in processes(path)]
-        statuses = [status for status in known if status is not None]
+        known_statuses = [records.Status.read_or_none(path.status(process)) for process in processes(path)]
+        statuses = [status for status in known_statuses if status is not None]
         return slurm.signal_job(job, name, begun=bool(statuses), running=any(map(slurm.may_live, statuses)))
     signalled = False
     for process in processes(path):

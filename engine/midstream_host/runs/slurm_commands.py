@@ -1,4 +1,4 @@
-"""Commands of SLURM: run one, without the variables that change what it shows or does.
+"""Commands of SLURM, run without the variables that change what they show.
 
 Runs on the login node; standard library only.
 """

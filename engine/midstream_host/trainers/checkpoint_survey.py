@@ -235,8 +235,8 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     step = cast(TrainerState, metadata).get("step") if isinstance(metadata, dict) else None
     if not isinstance(step, int):
         raise ValueError("{}: metadata.json has no step".format(path))
-    found = next((candidate for candidate in candidates if files.is_file(candidate)), None)
-    if found is None:
+    config_path = next((candidate for candidate in candidates if files.is_file(candidate)), None)
+    if config_path is None:
         raise ValueError("{}: the run's configuration is missing: name its YAML with --config".format(config or path))
     shapes: Dict[str, List[int]] = {}
     numbers: Dict[str, int] = {"optimizer": 1}
@@ -246,8 +246,8 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
         if file == ".zarray":  # zarr 2, of Levanter 1.2; newer releases store arrays in OCDBT
             described = json.loads(_text(files, os.path.join(path, name)))
             shapes[parent or "."] = [int(length) for length in described["shape"]]
-    scheme, separator, rest = found.rpartition("://")  # of a bucket; empty on a disk
-    configs = {scheme + separator + os.path.normpath(rest): _text(files, found)}
+    scheme, separator, rest = config_path.rpartition("://")  # of a bucket; empty on a disk
+    configs = {scheme + separator + os.path.normpath(rest): _text(files, config_path)}
     return CheckpointSurvey(
         LEVANTER, path, step, sum(sizes_of.values()), configs, shapes, numbers, choice.looked, choice.unread
     )

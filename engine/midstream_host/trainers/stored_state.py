@@ -66,7 +66,7 @@ def newest(root: str, run_id: str, ranks: Optional[int], words: Sequence[str] = 
     work = run.directory or posixpath.join(paths.dir, WORK)
     directory = below(work, run.checkpoints.directory, run.out)
     other = other_place(run, run.command, work, {"RUN_ID": run_id})
-    found = StoredState(
+    stored = StoredState(
         directory, None, 0, False, False, False, 0, "none", False, [], "",
         [] if ranks is None else _incomplete(run, directory, ranks),
         words=names_in(work, [*run.command, *run.resume], words),
@@ -75,17 +75,17 @@ def newest(root: str, run_id: str, ranks: Optional[int], words: Sequence[str] = 
     )  # fmt: skip
     usable_ones = usable(paths)
     if not usable_ones:
-        return found
+        return stored
     manifest = usable_ones[-1]
-    found = dataclasses.replace(found, step=manifest.step, size=manifest.size)
+    stored = dataclasses.replace(stored, step=manifest.step, size=manifest.size)
     place = paths.checkpoint(manifest.name)
     path = str_of(records.checkpoint_state(place)["path"])
     try:
         state = saved_state(run.checkpoints.rule, posixpath.join(place, FILES, path))
     except (IncompleteError, OSError, ValueError) as error:
-        return dataclasses.replace(found, problem=str(error)[:300])
+        return dataclasses.replace(stored, problem=str(error)[:300])
     return dataclasses.replace(
-        found,
+        stored,
         model=state.model,
         optimizer=state.optimizer,
         scheduler=state.scheduler,

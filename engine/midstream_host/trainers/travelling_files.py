@@ -95,7 +95,7 @@ def _matching(directory: str, patterns: Sequence[str], leave: Sequence[str]) -> 
             raise ValueError("files: {!r} matches nothing in {}".format(pattern, directory))
         for name in names:
             below = (
-                [posixpath.join(parent, each) for parent, _, each_of in os.walk(name) for each in each_of]
+                [posixpath.join(parent, suffix) for parent, _, each_of in os.walk(name) for suffix in each_of]
                 if os.path.isdir(name)
                 else [name]
             )

@@ -52,7 +52,7 @@ def mixed(tmp_path: Path) -> DataConfig:
 
 
 def opened(root: Path, config: DataConfig, seq_len: int = SEQ, wanted: str | None = None) -> TokenCache | Mixture:
-    data = open_training(str(root), config, ByteTokenizer(), seq_len=seq_len, wanted=wanted)
+    data = open_training(str(root), config, ByteTokenizer(), seq_len=seq_len, expected_digest=wanted)
     assert isinstance(data, TokenCache | Mixture)
     return data
 

@@ -146,7 +146,7 @@ def test_bucket_mixture_has_the_same_digest_and_order(corpus: Path, pack: bool) 
     data = {"tokenizer": "bytes", "configs": datasets, "mixture_block_size": 8, "pack": pack, "cache_dir": URL}
     settings = from_mapping({"data": data}).config.data
     here = open_training(str(corpus / "one"), settings, ByteTokenizer(), seq_len=64)
-    there = open_training(str(corpus / "two"), settings, ByteTokenizer(), seq_len=64, wanted=here.digest)
+    there = open_training(str(corpus / "two"), settings, ByteTokenizer(), seq_len=64, expected_digest=here.digest)
     assert (here.local, there.local) == (True, False)
     assert there.digest == here.digest
     batches = [TrainingBatches(data, seq_len=64, batch_size=8, seed=1) for data in (here, there)]

@@ -21,7 +21,7 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.processes.coordinator_client import CoordinatorClient, connect_to_coordinator
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems, find_shared_file_systems
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 from support.checkpoints.checkpoint_states import PROVENANCE, STATE
 from support.loopback import free_port
 
@@ -107,7 +107,7 @@ class Hosts:
                 return Origin(paths.checkpoint(name), True, True, None, "", STATE) if name else None
 
             connected = Processes(client.process, client.count, processes[client.process], client)
-            attempt = Attempt(paths, 2, 1, "", False, standby, processes=connected, file_systems=systems)
+            attempt = AttemptRecord(paths, 2, 1, "", False, standby, processes=connected, file_systems=systems)
             return agree_on_origin(attempt, find)
 
         return self.together(processes, work)

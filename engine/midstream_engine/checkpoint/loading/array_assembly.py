@@ -113,8 +113,8 @@ class ArrayAssembly:
         return view.reshape(-1).view(np.uint8).data if view.flags.c_contiguous else None
 
     def _scatter(self, slab: Box, data: np.ndarray, targets: list[tuple[Box, Box]]) -> None:
-        for part, wanted in targets:
-            shared = overlap(wanted, slab)
+        for part, overlapping in targets:
+            shared = overlap(overlapping, slab)
             if shared is not None:
                 copy_rows(self._part(part)[(*within(shared, part), ...)], data[within(shared, slab)])
 

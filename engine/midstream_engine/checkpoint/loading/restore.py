@@ -251,8 +251,8 @@ def _read_arrays(
             tasks.append(_metadata_task(store.where, entry, objects, observe))
             tasks += _chunk_tasks(store, entry, objects, assemblies[entry.name], blocks, hashes)
         if first is not None and number == len(leading):
-            found = {name: assemblies[name] for name in leading}
-            tasks = _followed(tasks, functools.partial(_hand_over, found, first, parts))
+            leading_assemblies = {name: assemblies[name] for name in leading}
+            tasks = _followed(tasks, functools.partial(_hand_over, leading_assemblies, first, parts))
     check_within_reach(store, manifest, [path for path in objects if path not in hashes])
     run_bounded(_announced(tasks, store, [path for path in objects if path not in hashes and "/c/" in path]))
     parts.settle()

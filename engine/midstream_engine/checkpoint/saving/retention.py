@@ -17,7 +17,7 @@ from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_core.records import Fence, Pin, RecordError, RunPaths, locked, parse_checkpoint_name
 from midstream_engine.checkpoint.loading.checkpoint_list import list_checkpoints
 from midstream_engine.checkpoint.stores import bucket_fence, in_bucket, open_checkpoints
-from midstream_engine.checkpoint.stores.checkpoint_store import TRASH, CheckpointStore
+from midstream_engine.checkpoint.stores.checkpoint_store import TRASH, RunCheckpoints
 from midstream_engine.config.keep_policy import KeepPolicy, Kind
 
 Own = tuple[int, int]  # epoch and start of the caller
@@ -88,7 +88,7 @@ class Retention:
         return deleted + empty_trash(store, paths, when)
 
 
-def empty_trash(store: CheckpointStore, paths: RunPaths, when: float) -> list[str]:
+def empty_trash(store: RunCheckpoints, paths: RunPaths, when: float) -> list[str]:
     """Delete what is in the trash, or move it back if it has been pinned.
 
     Returns the names that were deleted. ``when``: UTC seconds, for the expiry of pins. Raises CheckpointError, OSError.

@@ -150,10 +150,10 @@ class BucketObjects:
         value = b""
         for _ in range(READS):
             with checkpoint_errors():
-                found = self._arrays.value(path)
-            if found is None:
+                stored_value = self._arrays.value(path)
+            if stored_value is None:
                 raise FileNotFoundError(f"{self.where}/{path}")
-            value = found
+            value = stored_value
             if not crc32c or crc32c_base64(google_crc32c.value(value)) == crc32c:  # pyright: ignore
                 break
         return value

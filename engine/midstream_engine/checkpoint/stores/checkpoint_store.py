@@ -9,7 +9,7 @@ from midstream_engine.checkpoint.stores.object_store import ObjectStore
 TRASH = ".trash-"  # begins the name of a checkpoint that is being deleted
 
 
-class CheckpointStore(Protocol):
+class RunCheckpoints(Protocol):
     """A run's checkpoints. A name is that of a checkpoint, or begins with ``TRASH``."""
 
     def names(self) -> list[str]:

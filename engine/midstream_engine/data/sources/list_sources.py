@@ -49,10 +49,10 @@ def list_sources(urls: Sequence[str]) -> list[SourceFile]:
         if url.startswith(hugging_face_hub.SCHEME):
             sources.append(hugging_face_hub.describe(url))
             continue
-        found = [source for pattern in expand_braces(url) for source in _listed(pattern)]
-        if not found:
+        listed = [source for pattern in expand_braces(url) for source in _listed(pattern)]
+        if not listed:
             raise DataError(f"data: {url!r} names no file")
-        sources += found
+        sources += listed
     return sources
 
 

@@ -43,9 +43,9 @@ def tokenizing_directory(data_root: str, name: str) -> Iterator[str]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not _still(directory, descriptor):  # the previous owner has removed it
                 continue
-            for left in os.listdir(directory):
-                if left.endswith(".tmp"):
-                    os.unlink(os.path.join(directory, left))
+            for leftover in os.listdir(directory):
+                if leftover.endswith(".tmp"):
+                    os.unlink(os.path.join(directory, leftover))
             yield directory
             _remove(directory)
             return

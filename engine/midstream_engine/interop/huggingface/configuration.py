@@ -24,26 +24,26 @@ _DROPOUT = {
 }  # fmt: skip
 
 
-def from_huggingface(found: dict[str, ForeignValue]) -> tuple[LmConfig, int]:
+def from_huggingface(theirs: dict[str, ForeignValue]) -> tuple[LmConfig, int]:
     """Return our configuration and the size of the vocabulary.
 
     Raises:
         ConversionError: The model type, or a feature of it, is unsupported.
     """
-    kind = found.get("model_type")
-    if found.get("quantization_config"):
+    kind = theirs.get("model_type")
+    if theirs.get("quantization_config"):
         raise ConversionError("config.json: quantization_config: weights that are quantized are not read")
     try:
         match kind:
             case "gpt2":
-                config: LmConfig = _gpt2(found)
+                config: LmConfig = _gpt2(theirs)
             case "llama":
-                config = _llama(found)
+                config = _llama(theirs)
             case "gpt_neox":
-                config = _neox(found)
+                config = _neox(theirs)
             case _:
                 raise ConversionError(f"config.json: model_type {kind!r} is none of gpt2, llama, gpt_neox")
-        return config, int(found["vocab_size"])
+        return config, int(theirs["vocab_size"])
     except KeyError as error:
         raise ConversionError(f"config.json: lacks {error}") from None
     except ConfigError as error:

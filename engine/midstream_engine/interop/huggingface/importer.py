@@ -90,7 +90,7 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
         ConversionError: A tensor of the source is unused, an array of the model is missing or has another shape, or a
             number is not finite or would be rounded.
     """
-    found, model, vocab_size = described(source)
+    model_config, model, vocab_size = described(source)
     files = files_at(source)
     carried = None
     if "tokenizer.json" in files:
@@ -110,7 +110,7 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
     }  # fmt: skip
     provenance = {
         "time": time.time(), "config": config.resolved(), "converted_from": "huggingface",
-        "huggingface": found, "vocab_size": vocab_size,
+        "huggingface": model_config, "vocab_size": vocab_size,
     }  # fmt: skip
     paths = ImportedRunPaths(directory, os.path.basename(final) or "converted")
     target = paths.checkpoint(checkpoint_name(0, 0))
@@ -118,9 +118,9 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
     written = write(target, arrays, train_document(state, provenance, None))
     with open(os.path.join(directory, CONFIG), "w", encoding="utf-8") as file:
         file.write("# Made from a Hugging Face model. Put your text in: data.train_urls.\n")
-        file.writelines(f"# {note}\n" for note in not_imported(source, found))
+        file.writelines(f"# {note}\n" for note in not_imported(source, model_config))
         yaml.safe_dump(mapping, file, sort_keys=False)
-    return commit(paths, target, written, step=0, attempt=0, epoch=1), not_imported(source, found)
+    return commit(paths, target, written, step=0, attempt=0, epoch=1), not_imported(source, model_config)
 
 
 def described(source: str) -> tuple[dict[str, ForeignValue], LmConfig, int]:
@@ -174,11 +174,13 @@ def converted(
         names = [rule.theirs.format(layer) for layer in range(array.shape[0])] if rule.stacked else [rule.theirs]
         axes, shape = (array.axes[1:], array.shape[1:]) if rule.stacked else (array.axes, array.shape)
         expected = rule.form.shape(unpadded(axes, shape, vocab_size))
-        for one in names:
-            if one not in tensors:
-                raise ConversionError(f"the source lacks {one}, which config.json calls for")
-            if tensors[one].shape != expected:
-                raise ConversionError(f"{one} has shape {tensors[one].shape}, config.json calls for {expected}")
+        for theirs_name in names:
+            if theirs_name not in tensors:
+                raise ConversionError(f"the source lacks {theirs_name}, which config.json calls for")
+            if tensors[theirs_name].shape != expected:
+                raise ConversionError(
+                    f"{theirs_name} has shape {tensors[theirs_name].shape}, config.json calls for {expected}"
+                )
         used.update(names)
         sources = [tensors[name] for name in names]
         arrays.append(

@@ -43,7 +43,7 @@ def open_model(source: str, overrides: Sequence[str], parameters: str | None = N
     Raises:
         ConversionError: There is no data, or the model does not match it or the flags.
     """
-    found, model, vocab_size = described(source)
+    model_config, model, vocab_size = described(source)
     own = os.path.join(source, "tokenizer.json")
     mapping = started_with(model, source, source, own if os.path.isfile(own) else None)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -72,7 +72,7 @@ def open_model(source: str, overrides: Sequence[str], parameters: str | None = N
         mapping["trainer"][name] = None
     notes = [
         *loaded.notes,
-        *not_imported(source, found),
+        *not_imported(source, model_config),
         "a model has no optimizer: moments, counts and schedule start at zero",
     ]
     state = {
@@ -81,7 +81,7 @@ def open_model(source: str, overrides: Sequence[str], parameters: str | None = N
         "seq_len": model.seq_len, "shuffle": config.data.shuffle, "data_digest": "", "tokenizer": tokenizer.id,
     }  # fmt: skip
     provenance = {
-        "time": time.time(), "converted_from": "huggingface", "source": source, "huggingface": found,
+        "time": time.time(), "converted_from": "huggingface", "source": source, "huggingface": model_config,
         "vocab_size": vocab_size,
     }  # fmt: skip
     weights = sorted(name for name in os.listdir(source) if name.endswith((".safetensors", ".json")))

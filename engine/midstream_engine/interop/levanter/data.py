@@ -181,8 +181,8 @@ def _eos(data: ForeignConfig, caches: Sequence[LevanterCache], near: Sequence[st
     if data.get("block_cross_document_attention", True) is False or data.get("tokenizer") == "passthrough":
         return None
     folder = os.path.expanduser(str(data.get("tokenizer") or ""))
-    for one in near:
-        token = _eos_of(os.path.join(one, folder))
+    for directory in near:
+        token = _eos_of(os.path.join(directory, folder))
         if token is not None:
             return token
     ends = {cache.end_token() for cache in caches}
@@ -206,5 +206,5 @@ def _eos_of(folder: str) -> int | None:
     text = token.get("content") if isinstance(token, dict) else token
     added = {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", [])}
     vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    found = added.get(text, vocabulary.get(text) if isinstance(vocabulary, dict) else None)
-    return int(found) if found is not None else None
+    token_id = added.get(text, vocabulary.get(text) if isinstance(vocabulary, dict) else None)
+    return int(token_id) if token_id is not None else None

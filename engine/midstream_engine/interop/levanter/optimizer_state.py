@@ -117,7 +117,7 @@ def skip_step_names(stored: Mapping[str, StoredArray]) -> set[str]:
 
 
 def skip_step_arrays(
-    directory: str, stored: Mapping[str, StoredArray], wanted: Mapping[str, LogicalArray], counts: Counts
+    directory: str, stored: Mapping[str, StoredArray], expected: Mapping[str, LogicalArray], counts: Counts
 ) -> list[ImportedArray]:
     """Return SkipStep's window, the number seen, and the number skipped.
 
@@ -129,7 +129,7 @@ def skip_step_arrays(
     Raises:
         ConversionError: The window has another length than in the configuration, or a number that is not finite.
     """
-    if f"{_OURS}seen" not in wanted:
+    if f"{_OURS}seen" not in expected:
         return []
     arrays = {name: stored.get(f"{_SKIP}{name}") for name in ("losses", "grad_norms", "count", "current_idx")}
     missing = [f"{_SKIP}{name}" for name, stored in arrays.items() if stored is None]
@@ -138,7 +138,7 @@ def skip_step_arrays(
             f"{directory}: has no {missing[0]}, which optimizer.skip_bad_steps needs (hint: skip_bad_steps: false)"
         )
     values = {name: stored.read() for name, stored in arrays.items() if stored is not None}
-    window = wanted[f"{_OURS}losses"].shape[0]
+    window = expected[f"{_OURS}losses"].shape[0]
     for name in ("losses", "grad_norms"):
         if values[name].shape != (window,):
             raise ConversionError(
@@ -151,10 +151,10 @@ def skip_step_arrays(
             )
     count, slot = int(values["count"]), int(values["current_idx"])
     return [
-        constant(wanted[f"{_OURS}losses"], values["losses"]),
-        constant(wanted[f"{_OURS}norms"], values["grad_norms"]),
-        constant(wanted[f"{_OURS}seen"], count if count < window else window + slot),
-        constant(wanted[f"{_OURS}skipped"], counts.steps - counts.taken),
+        constant(expected[f"{_OURS}losses"], values["losses"]),
+        constant(expected[f"{_OURS}norms"], values["grad_norms"]),
+        constant(expected[f"{_OURS}seen"], count if count < window else window + slot),
+        constant(expected[f"{_OURS}skipped"], counts.steps - counts.taken),
     ]
 
 

@@ -41,7 +41,7 @@ class Argument:
             value = None
         if isinstance(value, str):
             value = value.lower()
-        return any((value or None) == (one or None) for one in self.accepted)
+        return any((value or None) == (allowed or None) for allowed in self.accepted)
 
 
 _SHAPES = "the shapes of the tensors"

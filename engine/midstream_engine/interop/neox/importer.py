@@ -97,9 +97,9 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
     adam_count = next(iter(found.steps), count)
     schedule_count = int(schedule["num_iters"]) if schedule else count
     arrays += [
-        constant(build.wanted["optimizer/adam/count"], adam_count),
-        constant(build.wanted["optimizer/schedule/count"], schedule_count),
-        constant(build.wanted["key"], None),
+        constant(build.arrays_by_name["optimizer/adam/count"], adam_count),
+        constant(build.arrays_by_name["optimizer/schedule/count"], schedule_count),
+        constant(build.arrays_by_name["key"], None),
     ]
     build.check_all_made(arrays)
     if found.skipped:
@@ -212,13 +212,13 @@ def _global_batch(state: Read, settings: Settings) -> int:
 
 
 def _check_decay(state: Read, optimizer: dict[str, JsonValue]) -> None:
-    wanted = optimizer["weight_decay"]
+    expected_decay = optimizer["weight_decay"]
     for key, decay in state.decays.items():
         plain = key[1].endswith(".bias") or "norm" in key[1]
-        if decay != (0.0 if plain else wanted):
+        if decay != (0.0 if plain else expected_decay):
             raise ConversionError(
-                f"{key[0]}.{key[1]} decays by {decay:g}; NeoX's rule with weight-decay {wanted:g} would be "
-                f"{0.0 if plain else wanted:g}"
+                f"{key[0]}.{key[1]} decays by {decay:g}; NeoX's rule with weight-decay {expected_decay:g} would be "
+                f"{0.0 if plain else expected_decay:g}"
             )
 
 
@@ -231,11 +231,11 @@ class _Build:
     mlp: MlpNames
     gqa_layout: str
     scale: GradientScale
-    wanted: dict[str, LogicalArray] = field(init=False)
+    arrays_by_name: dict[str, LogicalArray] = field(init=False)
     merging: Merging = field(init=False)
 
     def __post_init__(self) -> None:
-        self.wanted = state_arrays(self.config, self.vocab)
+        self.arrays_by_name = state_arrays(self.config, self.vocab)
         self.merging = Merging(
             self.model.num_heads, self.model.kv_heads, self.gqa_layout == BLOCKED, self.model.gated_mlp,
             bool(getattr(self.model, "use_parallel_residual", False)),
@@ -255,7 +255,7 @@ class _Build:
             if any(key not in self.found.parameters for key in keys):
                 continue
             for prefix, kind in _KINDS.items():
-                array = self.wanted[prefix + form.ours]
+                array = self.arrays_by_name[prefix + form.ours]
                 shape = array.shape[1:] if form.stacked else array.shape
                 wrong += self._misshapen(form, source, keys, shape) if kind == "fp32" else []
                 pieces = partial(self._pieces, form, source, array.shape)
@@ -336,7 +336,7 @@ class _Build:
         Raises:
             ConversionError: The state has other arrays.
         """
-        differing = sorted(self.wanted.keys() ^ {array.name for array in arrays})
+        differing = sorted(self.arrays_by_name.keys() ^ {array.name for array in arrays})
         if differing:
             raise ConversionError(f"these arrays of the state have no source: {', '.join(differing)}")
 

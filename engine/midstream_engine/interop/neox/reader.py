@@ -84,28 +84,28 @@ def read(files: Files) -> Read:
     """
     models = {rank: TorchFile(path) for rank, path in sorted(files.models.items())}
     states = {rank: _mapping(file) for rank, file in models.items()}
-    found = Read(files, {key: value for key, value in states[0].items() if key not in ("module", "optimizer")})
-    found.opened += models.values()
+    run = Read(files, {key: value for key, value in states[0].items() if key not in ("module", "optimizer")})
+    run.opened += models.values()
     names: dict[int, dict[str, Tensor]] = {}
     for rank, state in states.items():
         tensor_rank = rank % files.tensor
-        weights = _weights(found, state, rank)
+        weights = _weights(run, state, rank)
         names[rank] = weights
         for name, weight in weights.items():
-            _add_weight(found, name, tensor_rank, weight)
-    _add_optimizers(found, states, names)
-    incomplete = [key for key, parameter in found.parameters.items() if set(parameter.rows) != set(parameter.weights)]
+            _add_weight(run, name, tensor_rank, weight)
+    _add_optimizers(run, states, names)
+    incomplete = [key for key, parameter in run.parameters.items() if set(parameter.rows) != set(parameter.weights)]
     if incomplete:
         raise ConversionError(f"{files.directory}: no optimizer state for {_listed(incomplete)}")
-    updates = found.iteration - found.skipped
+    updates = run.iteration - run.skipped
     # FP16_Optimizer makes one empty update before the first, to allocate its moments, and Adam counts it.
-    counts = [{updates}, {updates + 1}] if found.writer == "FP16_Optimizer" else [{updates}]
-    if found.steps and found.steps not in counts:
+    counts = [{updates}, {updates + 1}] if run.writer == "FP16_Optimizer" else [{updates}]
+    if run.steps and run.steps not in counts:
         raise ConversionError(
-            f"{files.directory}: Adam has counted {sorted(found.steps)} updates, but {found.iteration} iterations with "
-            f"{found.skipped} skipped make {updates}"
+            f"{files.directory}: Adam has counted {sorted(run.steps)} updates, but {run.iteration} iterations with "
+            f"{run.skipped} skipped make {updates}"
         )
-    return found
+    return run
 
 
 def _mapping(file: TorchFile) -> dict[str, TorchValue]:
@@ -114,9 +114,9 @@ def _mapping(file: TorchFile) -> dict[str, TorchValue]:
     return file.value
 
 
-def _weights(found: Read, state: TorchState, rank: int) -> dict[str, Tensor]:
+def _weights(run: Read, state: TorchState, rank: int) -> dict[str, Tensor]:
     """Return a model-parallel rank's parameters by optimizer name, in module order."""
-    files = found.files
+    files = run.files
     if not files.pipeline:
         module = state.get("module")
         if not isinstance(module, dict):
@@ -135,7 +135,7 @@ def _weights(found: Read, state: TorchState, rank: int) -> dict[str, Tensor]:
         if mine is not None and not any(key[0] == layer for key in mine):
             continue
         file = TorchFile(path)
-        found.opened.append(file)
+        run.opened.append(file)
         for name, tensor in _mapping(file).items():
             if _counts(name, tensor) and (mine is None or (layer, name) in mine):
                 weights[f"{layer}.{name}" if mine is None else mine[layer, name]] = tensor
@@ -165,36 +165,36 @@ def _add_weight(state: Read, name: str, rank: int, weight: Tensor) -> None:
     parameter.weights[rank] = weight
 
 
-def _add_optimizers(found: Read, states: Mapping[int, JsonObject], names: Mapping[int, dict[str, Tensor]]) -> None:
-    files = found.files
+def _add_optimizers(run: Read, states: Mapping[int, JsonObject], names: Mapping[int, dict[str, Tensor]]) -> None:
+    files = run.files
     for rank, state in states.items():
-        masters = _masters(found, rank, state, names[rank])
-        found.steps |= masters.steps
-        found.clips |= masters.clipping
-        found.groups = found.groups or masters.groups
-        found.writer = masters.writer
+        masters = _masters(run, rank, state, names[rank])
+        run.steps |= masters.steps
+        run.clips |= masters.clipping
+        run.groups = run.groups or masters.groups
+        run.writer = masters.writer
         for name, rows in masters.rows.items():
             key = key_of(name)
-            if key not in found.parameters:
+            if key not in run.parameters:
                 raise ConversionError(f"{files.directory}: the optimizer has {name}, which the model has not")
-            weight = found.parameters[key].weights.get(rank % files.tensor)
+            weight = run.parameters[key].weights.get(rank % files.tensor)
             if weight is None or weight.shape != rows["fp32"].shape:
                 raise ConversionError(
                     f"{files.directory}: {name} has shape {weight.shape if weight else None} in the model and "
                     f"{rows['fp32'].shape} in the optimizer"
                 )
-            parameter = found.parameters[key]
-            known = parameter.twins if rank % files.tensor in parameter.rows else parameter.rows
-            known[rank % files.tensor] = rows
-            found.decays[key] = masters.decays.get(name, 0.0)
+            parameter = run.parameters[key]
+            rows_of_rank = parameter.twins if rank % files.tensor in parameter.rows else parameter.rows
+            rows_of_rank[rank % files.tensor] = rows
+            run.decays[key] = masters.decays.get(name, 0.0)
 
 
-def _masters(found: Read, rank: int, state: TorchState, weights: Mapping[str, Tensor]) -> Masters:
-    files = found.files
+def _masters(run: Read, rank: int, state: TorchState, weights: Mapping[str, Tensor]) -> Masters:
+    files = run.files
     mine = [files.optimizers[key] for key in sorted(files.optimizers) if key[0] == rank]
     if mine:
         opened = [TorchFile(path) for path in mine]
-        found.opened += opened
+        run.opened += opened
         values = [_mapping(file) for file in opened]
         if partitions.is_legacy(values[0]):
             groups = len(values[0]["optimizer_state_dict"].get("base_optimizer_state", {}).get("param_groups", []))

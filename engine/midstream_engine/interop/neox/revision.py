@@ -156,11 +156,11 @@ class Revision:
         return "the checkpoint has no record of NeoX's version that decides it" + (f" ({more})" if more else "")
 
     def _note(self, what: str, option: str, taken: str, given: str | None, fact: str | None, notes: list[str]) -> None:
-        found = "; ".join(self.findings)
+        reasons = "; ".join(self.findings)
         if given and fact and given != fact:
-            notes.append(f"{what} {taken}, as {option} says, though the checkpoint says {fact}: {found}")
+            notes.append(f"{what} {taken}, as {option} says, though the checkpoint says {fact}: {reasons}")
         else:
-            notes.append(f"{what} {taken}, as {option} says" if given else f"{what} {taken}: {found}")
+            notes.append(f"{what} {taken}, as {option} says" if given else f"{what} {taken}: {reasons}")
 
 
 def text_in(state: TorchState, name: str) -> str:
@@ -182,11 +182,11 @@ def revision_of(configs: JsonObject, tensors: Iterable[str], state: TorchState) 
     """
     revision = Revision(writer=text_in(state, "ds_version"))
     for place in (configs, state):
-        found = text_in(place, "git_hash")
-        commit = found.rpartition("-g")[2][:7].lower()
+        revision_text = text_in(place, "git_hash")
+        commit = revision_text.rpartition("-g")[2][:7].lower()
         for number, commits in enumerate(_COMMITS):
             if commit in commits.split():
-                revision.add(f"git_hash is {found}", frozenset({number}))
+                revision.add(f"git_hash is {revision_text}", frozenset({number}))
     for name in sorted(configs):
         if name in _SETTINGS:
             first, last = min(_SETTINGS[name]), max(_SETTINGS[name])

@@ -107,12 +107,12 @@ def _config(words: Sequence[str], directory: str) -> str:
 
 def _flag(words: Sequence[str], name: str) -> str:
     """Return the last value of a flag in a command; empty without one."""
-    found = ""
+    flag_value = ""
     for word, after in zip(words, [*words[1:], ""]):
         flag, equals, value = word.partition("=")
         if flag == "--" + name:
-            found = value if equals else after
-    return found
+            flag_value = value if equals else after
+    return flag_value
 
 
 def _named(text: str, name: str) -> str:

@@ -139,7 +139,7 @@ class FileReader:
         A log that is rotated is renamed: its rows are not read a second time.
         """
         before, self._files = self._files, {}
-        known = {(followed.device, followed.inode): path for path, followed in before.items()}
+        by_identity = {(followed.device, followed.inode): path for path, followed in before.items()}
         moved: Dict[str, str] = {}
         for path in paths:
             try:
@@ -147,7 +147,7 @@ class FileReader:
             except OSError:
                 continue
             identity = status.st_dev, status.st_ino
-            name = known.get(identity)
+            name = by_identity.get(identity)
             if name is not None:  # a file may have two names
                 own = before.get(path)
                 moved[path] = path if own is not None and (own.device, own.inode) == identity else name

@@ -95,11 +95,11 @@ class Columns:
             row[COUNTED] = COUNTER
         values = dict(list(point.values.items())[:MAX_NAMES])
         for column, candidates in self._columns():
-            found = next((name for name in candidates if name in values), None)
-            if found is None and column == LEARNING_RATE:
-                found = next((name for name in values if name.startswith(LEARNING_RATE_PREFIX)), None)
-            if found is not None:
-                row[column] = finite(values.pop(found))
+            loss_name = next((name for name in candidates if name in values), None)
+            if loss_name is None and column == LEARNING_RATE:
+                loss_name = next((name for name in values if name.startswith(LEARNING_RATE_PREFIX)), None)
+            if loss_name is not None:
+                row[column] = finite(values.pop(loss_name))
         for name, value in values.items():
             row.setdefault(name[:NAME_LIMIT], finite(value))
         return row

@@ -90,7 +90,7 @@ def _add_scalar(values: Dict[str, float], summary: bytes) -> None:
 
 def _tensor_scalar(tensor: bytes) -> Optional[float]:
     """Return a one-element tensor's number; None for another kind or more elements."""
-    dtype, content, found = 0, b"", None
+    dtype, content, scalar = 0, b"", None
     for number, wire, value in protobuf.fields(tensor):
         if number == 1 and isinstance(value, int):
             dtype = value
@@ -100,8 +100,8 @@ def _tensor_scalar(tensor: bytes) -> Optional[float]:
             data = protobuf.message(value)
             code = "<f" if number == 5 else "<d"
             if wire in (protobuf.FIXED32, protobuf.FIXED64, protobuf.BYTES) and len(data) == struct.calcsize(code):
-                found = float(struct.unpack(code, data)[0])
+                scalar = float(struct.unpack(code, data)[0])
     code = _DTYPES.get(dtype)
     if code is not None and len(content) == struct.calcsize(code):
         return float(struct.unpack(code, content)[0])
-    return found
+    return scalar

@@ -73,12 +73,12 @@ class TrackioReader:
             if point is not None:
                 merger, points = by_run.setdefault(run, (PointMerger(), []))
                 points += merger.add(point)
-        found: List[RowsOfPart] = []
+        read_rows_of_runs: List[RowsOfPart] = []
         for run, (merger, points) in by_run.items():
             part = self._parts.setdefault("{}:{}".format(key, run[:200]), len(self._parts) + 1)
             rows_of_run = [self._columns.row(point) for point in points + merger.flush()]
-            found.append(RowsOfPart(path, part, rows_of_run))
-        return found
+            read_rows_of_runs.append(RowsOfPart(path, part, rows_of_run))
+        return read_rows_of_runs
 
     def _point(self, when: JsonValue, step: Any, text: JsonValue) -> Optional[Point]:
         try:
@@ -121,10 +121,10 @@ def _seconds(when: JsonValue) -> Optional[float]:
     if not isinstance(when, str):
         return None
     try:
-        found = datetime.datetime.fromisoformat(when.replace("Z", "+00:00"))
+        moment_read = datetime.datetime.fromisoformat(when.replace("Z", "+00:00"))
     except ValueError:
         return None
-    return (found if found.tzinfo else found.replace(tzinfo=datetime.timezone.utc)).timestamp()
+    return (moment_read if moment_read.tzinfo else moment_read.replace(tzinfo=datetime.timezone.utc)).timestamp()
 
 
 def _numbers(value: JsonValue) -> Dict[str, int]:

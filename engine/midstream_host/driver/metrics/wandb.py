@@ -47,9 +47,9 @@ def _history(record: bytes) -> Dict[str, JsonValue]:
             continue
         for inner, _, item in protobuf.fields(protobuf.message(value)):
             if inner == 1:
-                name, found = _item(protobuf.message(item))
-                if found is not None:
-                    values[name] = found
+                name, item_value = _item(protobuf.message(item))
+                if item_value is not None:
+                    values[name] = item_value
             elif inner == 2:
                 for field, _, step in protobuf.fields(protobuf.message(item)):
                     if field == 1:
@@ -59,19 +59,19 @@ def _history(record: bytes) -> Dict[str, JsonValue]:
 
 def _item(data: bytes) -> Tuple[str, Optional[float]]:
     keys: List[str] = []
-    found: Any = None
+    item_value: Any = None
     for number, _, value in protobuf.fields(data):
         if number in (1, 2):
             keys.append(protobuf.text(value))
         elif number == 5:
-            found = protobuf.zigzag(value)
+            item_value = protobuf.zigzag(value)
         elif number == 6:
-            found = protobuf.double(value)
+            item_value = protobuf.double(value)
         elif number in (8, 16):
             text = protobuf.text(value)
             try:
-                found = json.loads(text) if len(text) <= _VALUE_LIMIT else None
+                item_value = json.loads(text) if len(text) <= _VALUE_LIMIT else None
             except (ValueError, RecursionError):
-                found = None
-    plain = isinstance(found, (int, float)) and not isinstance(found, bool)
-    return "/".join(key for key in keys if key), found if plain else None
+                item_value = None
+    plain = isinstance(item_value, (int, float)) and not isinstance(item_value, bool)
+    return "/".join(key for key in keys if key), item_value if plain else None

@@ -92,7 +92,7 @@ def test_data_is_linked_and_found_by_digest(tmp_path: Path) -> None:
     first = open_training(str(root), config, load_tokenizer("ids:64", ""), seq_len=EXPECTED["length"])
     shutil.rmtree(tmp_path / "made")
     again = open_training(
-        str(root), config, load_tokenizer("ids:64", ""), seq_len=EXPECTED["length"], wanted=first.digest
+        str(root), config, load_tokenizer("ids:64", ""), seq_len=EXPECTED["length"], expected_digest=first.digest
     )
     assert again.directory == first.directory == str(root / "data" / os.path.basename(directory))
 

@@ -20,7 +20,7 @@ from midstream_engine.config import ConfigError, TrainLmConfig
 from midstream_engine.loop.requests import CommandFile, Known, Requests
 from midstream_engine.processes.rendezvous import ALONE
 from midstream_engine.runtime import attempt_record as attempts
-from midstream_engine.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord, open_attempt
 from midstream_engine.signals import Signals
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import MetricsRecorder, close_metrics
@@ -78,7 +78,7 @@ def test_attempt_that_fails_before_it_trains_restores_run_yaml(
     paths = open_attempt(str(tmp_path), "r", {}).paths
     Path(paths.config).write_bytes(given.read_bytes())
 
-    def fail(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
+    def fail(config: TrainLmConfig, root: str, attempt: AttemptRecord, status: StatusFile, signals: Signals) -> str:
         assert "train_batch_size: 7\n" in Path(paths.config).read_text(), (
             "a run that trains has the config that it uses"
         )
@@ -101,7 +101,7 @@ def test_exit_code_is_the_failures_where_the_disk_is_full(
     paths = open_attempt(str(tmp_path), "r", {}).paths
     Path(paths.config).write_bytes(b"# of an earlier attempt\n")
 
-    def fail(config: TrainLmConfig, root: str, attempt: Attempt, status: StatusFile, signals: Signals) -> str:
+    def fail(config: TrainLmConfig, root: str, attempt: AttemptRecord, status: StatusFile, signals: Signals) -> str:
         path = Path(attempt.files.status() if unwritable == "status" else paths.config)
         path.unlink()
         path.mkdir()

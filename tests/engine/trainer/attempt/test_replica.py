@@ -30,7 +30,7 @@ from midstream_engine.config import load_config
 from midstream_engine.loop.finite_check import FiniteCheck
 from midstream_engine.loop.requests import Known, Wanted
 from midstream_engine.processes.rendezvous import Processes
-from midstream_engine.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord, open_attempt
 from midstream_engine.tracking.metrics_file import MetricsFile
 from midstream_engine.tracking.metrics_recorder import MetricsRecorder
 from midstream_host.runs.attempts import EXIT_TIMEOUT
@@ -260,7 +260,7 @@ def test_end_of_an_attempt_ends_the_wait_for_a_checkpoint(tmp_path: Path, caplog
 
 
 @pytest.fixture
-def wide(tmp_path: Path) -> tuple[Attempt, list[HostArray]]:
+def wide(tmp_path: Path) -> tuple[AttemptRecord, list[HostArray]]:
     """An attempt with a checkpoint of one large array, and that array."""
     attempt = open_attempt(str(tmp_path), "r", {})
     array = np.ones((512, 2048), np.float32)
@@ -269,7 +269,7 @@ def wide(tmp_path: Path) -> tuple[Attempt, list[HostArray]]:
 
 
 def test_measurement_that_takes_too_long_ends_with_the_attempt(
-    wide: tuple[Attempt, list[HostArray]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wide: tuple[AttemptRecord, list[HostArray]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its thread would write while the process exits."""
     attempt, kept = wide
@@ -293,7 +293,7 @@ def test_measurement_that_takes_too_long_ends_with_the_attempt(
 
 
 def test_read_that_hangs_does_not_hold_the_end_of_the_attempt(
-    wide: tuple[Attempt, list[HostArray]], monkeypatch: pytest.MonkeyPatch
+    wide: tuple[AttemptRecord, list[HostArray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt, kept = wide
     reading, ended = threading.Event(), threading.Event()
@@ -316,7 +316,7 @@ def test_read_that_hangs_does_not_hold_the_end_of_the_attempt(
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_failure_of_a_promoted_replica_waits_for_no_measurement(
-    fails: bool, wide: tuple[Attempt, list[HostArray]], monkeypatch: pytest.MonkeyPatch
+    fails: bool, wide: tuple[AttemptRecord, list[HostArray]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other processes wait in a collective until it is reported; the end of training waits a little."""
     attempt, kept = wide

@@ -13,7 +13,7 @@ from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.attempt.resume import find_origin
 from midstream_engine.config import TrainLmConfig
 from midstream_engine.loop.requests import CommandFile, Requests
-from midstream_engine.runtime.attempt_record import Attempt, lineage_entry, open_attempt, record_start
+from midstream_engine.runtime.attempt_record import AttemptRecord, lineage_entry, open_attempt, record_start
 from midstream_engine.signals import Signals
 from support.checkpoints.checkpoint_states import plain_state, save
 from support.engines.engine_process import train_all
@@ -22,7 +22,7 @@ from support.paths import CONFIGS
 TINY = ("--config_path", str(CONFIGS / "gpt2_tiny.yaml"), "--trainer.id", "r")
 
 
-def target(root: Path) -> tuple[Attempt, records.Command]:
+def target(root: Path) -> tuple[AttemptRecord, records.Command]:
     """Return attempt 2, which a migration has started from step 5 of attempt 1, and its command."""
     mine = open_attempt(str(root), "r", {"MIDSTREAM_TARGET": "here", "MIDSTREAM_ATTEMPT": "2"})
     manifest = save(mine.paths, plain_state(), step=5, epoch=mine.epoch, attempt=1)

@@ -12,11 +12,11 @@ from midstream_core.attempt.errors import CheckpointError, EngineError
 from midstream_core.attempt.save_fence import FenceUnreadableError, seal
 from midstream_engine.attempt.resume import Origin, check_same_data, find_origin
 from midstream_engine.config import TrainerConfig, TrainLmConfig
-from midstream_engine.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord, open_attempt
 from support.checkpoints.checkpoint_states import plain_state, save
 
 
-def attempt(root: Path, run_id: str) -> Attempt:
+def attempt(root: Path, run_id: str) -> AttemptRecord:
     return open_attempt(str(root), run_id, {"MIDSTREAM_TARGET": "here"})
 
 

@@ -22,7 +22,7 @@ from midstream_engine.loop.saving import Saver
 from midstream_engine.processes.coordinator_client import CoordinatorClient
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import SharedFileSystems
-from midstream_engine.runtime.attempt_record import Attempt, open_attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord, open_attempt
 from support.checkpoints.spread_hosts import Hosts
 from support.paths import CONFIGS
 
@@ -40,7 +40,7 @@ def test_share_is_completed_once_older_ones_made_room(tmp_path: Path, monkeypatc
     setup = prepare(config, str(tmp_path / "data"), None, jax.devices()[:2])
     reference_losses, state = compile_reference_losses(setup), setup.fresh_state()
     hosts, commit = Hosts(tmp_path), DirectoryObjects.commit
-    attempts: dict[int, Attempt] = {}
+    attempts: dict[int, AttemptRecord] = {}
 
     def save(client: CoordinatorClient, systems: SharedFileSystems) -> list[str]:
         opened = open_attempt(str(tmp_path / "ab"[client.process]), "run", {})

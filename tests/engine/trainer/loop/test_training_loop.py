@@ -25,7 +25,7 @@ from midstream_engine.loop import flops, training_loop
 from midstream_engine.loop.requests import CommandFile, Requests
 from midstream_engine.loop.saving import NotSavedError
 from midstream_engine.loop.training_loop import Loop
-from midstream_engine.runtime.attempt_record import Attempt
+from midstream_engine.runtime.attempt_record import AttemptRecord
 from midstream_engine.signals import Signals
 from support.paths import CONFIGS
 
@@ -65,7 +65,7 @@ class Stage:
         self.full = False  # the last save fails
         self._saves, self._arrays = saves, len(float_names(setup.template))
         self.paths = records.RunPaths(str(root), "r")
-        attempt = Attempt(self.paths, 1, 1, "here", launched=False)
+        attempt = AttemptRecord(self.paths, 1, 1, "here", launched=False)
         Path(attempt.files.dir).mkdir(parents=True)
         records.first_fence("here").write(self.paths.fence)
         self.status = StatusFile(str(root / "status.json"), run_id="r", attempt=1, epoch=1, num_train_steps=STEPS)
