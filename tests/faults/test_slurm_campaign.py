@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as a script
 
 from simulators.clusters.slurm_cluster import why_not
+from support.commit_seed import commit_seed
 from support.migrations.campaigns import Campaign, Case, read
 from support.paths import REPOSITORY
 from support.slurm import slurm_events
@@ -57,9 +58,7 @@ needs_slurm = pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.system
 @pytest.mark.drawn
 def test_slurm_campaign_sample() -> None:
-    """$MIDSTREAM_TEST_SEED does not choose these: each call draws others, and prints their seed."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = commit_seed()
     assert sum(1 for _ in CAMPAIGN.rows(seed, range(SAMPLE))) == SAMPLE
 
 

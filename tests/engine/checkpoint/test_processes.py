@@ -31,6 +31,7 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray
 from simulators.object_stores.bucket import bucket_server
 from support.checkpoints.checkpoint_process import make_state
 from support.checkpoints.checkpoint_states import save
+from support.commit_seed import commit_seed
 from support.loopback import free_port
 from support.paths import TESTS
 
@@ -176,7 +177,7 @@ def test_exited_process_is_named_and_save_stays_incomplete(tmp_path: Path) -> No
 
 
 def test_two_processes_save_to_bucket_and_a_kill_keeps_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed = random.SystemRandom().randrange(2**32)
+    seed = commit_seed()
     victim, writes = (draw := random.Random(seed)).choice([(0, draw.randrange(8)), (1, draw.randrange(4))])
     print(f"seed {seed}: process {victim} is killed after {writes} objects")
     paths = RunPaths(str(tmp_path), "run", "gs://runs/lab")

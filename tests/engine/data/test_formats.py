@@ -23,6 +23,7 @@ from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize import units
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
 from simulators.object_stores.file_server import FileServer
+from support.commit_seed import commit_seed
 
 TEXTS = ["one", "zwei \u20ac", "", "drei\nvier", "x" * 3000, "\u0645\u0631\u062d\u0628\u0627"]
 EXPECTED = [text.encode() for text in TEXTS]
@@ -189,8 +190,7 @@ def test_saved_dataset_is_read_from_disk(
 
 
 def test_line_file_units_give_its_documents_at_any_cut(tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print("seed", seed)
+    seed = commit_seed()
     rng = random.Random(seed)
     texts = ["".join(rng.choices("ab\u00e4\n ", k=rng.choice([0, 1, 5, 200]))) for _ in range(60)]
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + rng.choice(["\n", "\n\n"]) for text in texts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -27,6 +26,7 @@ from midstream_engine.data.packing import pack
 from midstream_engine.data.prepared_data import data_root, open_training, open_validation
 from midstream_engine.data.token_cache import TokenCache
 from midstream_engine.data.tokenize.tokenizer import ByteTokenizer
+from support.commit_seed import commit_seed
 
 SEQ = 16
 
@@ -278,8 +278,7 @@ def test_mixture_datasets_have_validation_sets(mixed: DataConfig, tmp_path: Path
 
 
 def test_packing_keeps_each_document_once_and_undivided() -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print("seed", seed)
+    seed = commit_seed()
     rng = np.random.default_rng(seed)
     for seq_len in (2, 7, 64, 200):
         lengths = np.concatenate([rng.integers(1, 3 * seq_len + 2, 300), [1, 2, seq_len, seq_len + 1]])

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.commit_seed import commit_seed
+
 SAMPLE = 6  # runs of a random seed in the suite
 
 Case = dict[str, Any]  # what happens in a run, as JSON
@@ -45,8 +47,7 @@ class Campaign:
 
     def sample(self) -> None:
         """Return a few runs that are not in the results yet."""
-        seed = random.SystemRandom().randrange(1 << 32)
-        print(f"seed {seed}")
+        seed = commit_seed()
         assert sum(1 for _ in self.rows(seed, range(SAMPLE))) == SAMPLE
 
     def main(self, results: Path, runs: int) -> None:

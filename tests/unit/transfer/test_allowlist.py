@@ -21,6 +21,7 @@ from midstream_engine.interop.tokenizer_files import FOLDER, NAMES
 from midstream_host import allowlist
 from midstream_host.allowlist import CHECKPOINT, CHECKPOINTS, DATA, HISTORY, NotAllowedError
 from support.checkpoints.trees import cell, files, sha256, write_data, write_tree
+from support.commit_seed import commit_seed
 
 EVENTS = "events.out.tfevents.1700000000.gpu-1.example"
 GOOD = {
@@ -74,8 +75,7 @@ def test_kind_allows_its_own_paths_only(kind: str) -> None:
 @pytest.mark.parametrize("kind", GOOD)
 def test_mutated_paths_never_leave_tree_or_name_modules(kind: str) -> None:
     """Each accepted mutation of an allowed path is still a harmless path."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = commit_seed()
     rng = random.Random(seed)
     pieces = [
         "..",

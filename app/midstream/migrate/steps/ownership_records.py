@@ -125,13 +125,18 @@ def may_have_started(migration: Migration) -> bool:
     """Return whether another process may have started the target.
 
     The journal alone proves nothing: it may be a copy that was restored. The migration lock on the source names the
-    process that may start the target.
+    process that may start the target. Where it names none, and this machine remembers the hand-over that the source has
+    stored together with that name, the source was put back.
     """
     plan, source = migration.plan, migration.source
     lock = source.call(ownership.migration_lock)(root=source.root, run_id=plan.run_id)
     if lock is None or lock.migration != plan.migration or lock.start_allowed is None:
         return True
-    return lock.start_allowed not in ("", migration.process)
+    if not lock.start_allowed:
+        remembered = memory.recall(plan.run_id)
+        entries = remembered.chain.entries if remembered is not None else []
+        return any((entry.migration, entry.epoch) == (plan.migration, plan.epoch) for entry in entries)
+    return lock.start_allowed != migration.process
 
 
 def refuse_later_owner(migration: Migration, *, returning: bool = False) -> None:
