@@ -14,6 +14,8 @@ from support.command_line import Run, midstream, refused
 from support.launched_processes import kill_launched
 from support.paths import FIXTURES
 
+pytestmark = pytest.mark.drawn
+
 # It saves what Orbax wrote as one process, with the state of a grain iterator as MaxText adds it, and trains on.
 TRAIN = """
 import json, os, shutil, sys, time

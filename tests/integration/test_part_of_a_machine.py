@@ -19,6 +19,8 @@ from support.command_line import Run, midstream, refused
 from support.simulated_gpus import KIND, uuid, write_nvidia_smi
 from support.trainers.script_trainer import write_script
 
+pytestmark = pytest.mark.drawn
+
 STEPS = 20000  # more than a test trains
 SEEN = re.compile(r"^devices (\S*) of (\S+)$", re.MULTILINE)
 SHOWS = 'import os\nprint("devices", os.environ.get("CUDA_VISIBLE_DEVICES"), "of", os.environ["MIDSTREAM_HOST"])\n'

@@ -18,6 +18,8 @@ from support.launched_processes import kill_launched
 from support.trainers.script_runs import STEPS, check_curve, claims_of
 from support.trainers.script_trainer import write_node_script
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def pair(lab: Lab) -> Iterator[Path]:

@@ -18,6 +18,8 @@ from support.command_line import Run, midstream, refused, start_midstream
 from support.trainers.script_runs import STEPS, check_curve, claims_of
 from support.trainers.script_trainer import write_script
 
+pytestmark = pytest.mark.drawn
+
 
 def test_script_is_watched_migrated_cold_and_continued(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
@@ -109,7 +111,6 @@ def test_trainer_that_ignores_its_checkpoint_goes_back(
     assert source.fence.epoch == 3
 
 
-@pytest.mark.drawn
 def test_script_is_rehearsed_migrated_warm_and_rolled_back(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     here, there = lab.host("here"), lab.host("there")
     fleet = lab.fleet_file(here=here.config, there=there.config)
@@ -279,7 +280,6 @@ def test_data_that_restart_by_agreement_are_certified(lab: Lab, runs: Callable[.
     assert target.running
 
 
-@pytest.mark.drawn
 def test_run_that_saves_only_on_its_signal_is_migrated_cold(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
     """A rehearsal needs an earlier checkpoint, and a run of this kind never has one."""
     here, there = lab.host("here"), lab.host("there")

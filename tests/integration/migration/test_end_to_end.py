@@ -98,6 +98,7 @@ def check_command_log(commands: list[dict[str, str]], fleet: str) -> None:
     assert any("--verify" in line and "verified" in done.stdout for line, done in printed.items())
 
 
+@pytest.mark.drawn
 def test_running_run_is_sealed_migrated_and_stopped(
     lab: Lab, runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:

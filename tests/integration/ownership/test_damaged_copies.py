@@ -18,6 +18,8 @@ from support.ownership.histories import HOSTS, OPERATORS, RUN, History, state
 from support.ownership.restored_cases import Histories
 from support.run_directory import RunDirectory
 
+pytestmark = pytest.mark.drawn
+
 FILES = (
     "fence.json", "lineage.json", "ownership.json", "migration_lock.json", "pins/m.json", "attempts/001/status-0.json",
     "attempts/001/launch.json", "attempts/001/exit-0.json",

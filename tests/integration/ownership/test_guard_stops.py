@@ -17,6 +17,8 @@ from support.loopback import Loopback, Quiet
 from support.trainers.script_runs import STEPS
 from support.trainers.script_trainer import write_script
 
+pytestmark = pytest.mark.drawn
+
 Change = Callable[[dict[str, Any], Path], None]
 
 

@@ -19,7 +19,7 @@ from simulators.google.tpu_api import TpuServer, fast_polling, tpu_server
 from support.local_fleet import Fleet, stopped_run
 
 __all__ = ["compute_server", "fast_polling", "tpu_server"]
-pytestmark = pytest.mark.usefixtures("fast_polling")
+pytestmark = [pytest.mark.usefixtures("fast_polling"), pytest.mark.drawn]
 TARGETS = {
     "tpu": "type: tpu, project: p, zone: z",
     "gce": "type: gce, project: proj, zone: us-x1-a, machine_type: tpu7x-standard-4t",

@@ -23,6 +23,8 @@ from simulators.object_stores.bucket import bucket_server
 from support.engines.engine_runs import DEADLINE, Engine
 from support.local_fleet import Fleet
 
+pytestmark = pytest.mark.drawn
+
 STARTED = {"MIDSTREAM_ATTEMPT": "1", "MIDSTREAM_EPOCH": "1", "MIDSTREAM_TARGET": "lab"}
 # A second container of the same shared directory: its pids are others.
 CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")

@@ -145,7 +145,10 @@ def alone(root: str, fresh: TrainState) -> list[float]:
     return train(setup_on(root, 1, *DROPOUT), fresh, masked=True)[0]
 
 
-@pytest.mark.parametrize(("devices", "per_device"), [(1, 4), (2, 1), (4, 1), (8, -1)])
+@pytest.mark.parametrize(
+    ("devices", "per_device"),
+    [(1, 4), pytest.param(2, 1, marks=pytest.mark.drawn), (4, 1), pytest.param(8, -1, marks=pytest.mark.drawn)],
+)
 def test_devices_and_accumulation_keep_loss(
     root: str, fresh: TrainState, alone: list[float], devices: int, per_device: int
 ) -> None:
@@ -187,6 +190,7 @@ def test_axis_of_the_head_is_sharded_otherwise_at_rest(
     assert relative(train(setup_on(root, 4, *flags), fresh, steps=5)[0], plain) < 1e-5
 
 
+@pytest.mark.drawn
 def test_bfloat16_is_near_float32_with_float32_masters(root: str, fresh: TrainState, plain: list[float]) -> None:
     losses, state = train(setup_on(root, 2, "--trainer.mp", "p=f32,c=bfloat16"), fresh, steps=5)
     assert relative(losses, plain) < 2e-2
