@@ -77,7 +77,7 @@ def _survey(host: Host, config: HostConfig) -> tuple[checks.Survey, float] | Hos
 
 
 def check_one_root(fleet: Fleet, name: str) -> Iterator[Check]:
-    """Warn where another entry of the fleet file is the same machine with the same root."""
+    """Warn where another entry of the fleet file is the same directory."""
     place = _place(fleet.hosts[name])
     for other, config in fleet.hosts.items():
         if other != name and _place(config) == place:
