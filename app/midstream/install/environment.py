@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,15 +14,15 @@ from midstream.bundled_files import shipped
 from midstream.errors import RemoteError
 from midstream.fleet.container_config import ContainerConfig
 from midstream.fleet.fleet import HostConfig
-from midstream.format import size
 from midstream.hosts.container_command import RUNTIME_FAILED
 from midstream.hosts.container_host import IMAGE_PYTHON, engine_host
 from midstream.hosts.host import Host
 from midstream.hosts.rpc.remote_program import run_program
 from midstream.hosts.rpc.report_types import BUILD, Building, OutputLine, Problem
 from midstream.hosts.rpc.result_checks import HINT
+from midstream.install.disk_space import FULL, SIZES, check_space, download_bytes
 from midstream.install.errors import LaunchError
-from midstream.install.install_progress import InstallProgress, read_sizes, wheel_sizes
+from midstream.install.install_progress import InstallProgress, read_sizes
 from midstream.install.interpreter import bring_python
 from midstream.install.package_check import MINIMUM, fault_of, import_packages, package_fault
 from midstream.install.reporter import Reporter, reporter_of
@@ -48,12 +46,8 @@ MODULES = (
     "tensorstore",
     "yaml",
 )
-SIZES = "locks/sizes.json"
 BUCKETS = {GCS: "google.cloud.storage", S3: "botocore"}  # if the host's checkpoints are in a bucket
 IMAGE_HINT = "an image with Python 3.8 or newer; python: of {} names its interpreter"
-UNPACKED = 2  # bytes on the disk for each byte of the wheels, at least
-FILES = 10_000  # of an environment, at least
-FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 SEARCH_TIMEOUT = 120.0  # seconds that a host may take to find its interpreters
 
 
@@ -221,7 +215,7 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
         return EnvironmentNeeds(None, 0)
     if config.container is not None:  # the image may have the packages: starting it would take seconds
         return EnvironmentNeeds(None, 0)
-    download = _download(lock)
+    download = download_bytes(lock)
     if not host.remote_python:
         return EnvironmentNeeds(False, download)
     interpreter = _interpreters(host)
@@ -230,34 +224,6 @@ def environment_needs(host: Host, config: HostConfig) -> EnvironmentNeeds:
     name = environment_name(lock, interpreter.version, interpreter.machine)
     there = host.call(environments.ready)(root=host.root, name=name) is not None
     return EnvironmentNeeds(there, 0 if there else download)
-
-
-def _download(lock: str) -> int:
-    """Return the bytes of the wheels of a lock; 0 where their sizes are not known."""
-    return sum(wheel_sizes(lock, read_sizes(shipped(SIZES))).values())
-
-
-def check_space(name: str, facts: checks.HostFacts, download: int) -> None:
-    """Check that packages fit below the root of a host.
-
-    Args:
-        name: The host.
-        facts: What it reports of its root.
-        download: Bytes of the wheels; 0 where they are not known.
-
-    Raises:
-        LaunchError: They do not fit.
-    """
-    needed, files = UNPACKED * download, facts.files_free
-    if needed > facts.disk_free:
-        lack = f"{size(needed)} needed for the engine's packages, {size(facts.disk_free)} free"
-    elif download and files is not None and files < FILES:
-        lack = f"{FILES} files (inodes) needed for the engine's packages, {files} free"
-    else:
-        return
-    raise LaunchError(
-        f"{name}: no space left at {facts.root}: {lack}", f"free space on {name}, or set root: in the fleet file"
-    )
 
 
 def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] | None = None) -> UsablePython:
@@ -353,7 +319,7 @@ def build_environment(
     ready = inside.call(environments.ready)(root=host.root, name=name)
     if ready is None:
         facts = inside.call(checks.facts)(root=host.root)
-        check_space(host.name, facts, _download(lock))
+        check_space(host.name, facts, download_bytes(lock))
         wheels = None
         if config.wheelhouse:
             glibc = glibc_version(facts.libc) or (2, 28)

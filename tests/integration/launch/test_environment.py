@@ -18,7 +18,8 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.local_host import LocalHost
 from midstream.install import environment as environments
 from midstream.install import reporter
-from midstream.install.environment import FILES, UNPACKED, Environment, check_space, prepare_environment
+from midstream.install.disk_space import FILES, UNPACKED, check_space
+from midstream.install.environment import Environment, prepare_environment
 from midstream.install.errors import LaunchError
 from midstream.install.reporter import SparseReporter
 from midstream_host.machine import checks

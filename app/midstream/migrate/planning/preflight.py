@@ -21,7 +21,8 @@ from midstream.fleet.fleet import Fleet
 from midstream.format import size
 from midstream.hosts.host import FleetHost, Host
 from midstream.hosts.host_pool import HostPool
-from midstream.install.environment import UNPACKED, builds_environment
+from midstream.install.disk_space import UNPACKED
+from midstream.install.environment import builds_environment
 from midstream.migrate import host_files
 from midstream.migrate.checkpoint_store import (
     CheckpointStore,
