@@ -66,7 +66,9 @@ class AttemptProgress:
             state = records.TRAINING
         if self._evidence is not None:
             self._evidence.update(self._tail, self.watch)  # before a checkpoint of a wrong run is recorded
-        recorded = self.watch.poll(settle=settle, ended_well=ended_well, logged=_logged(self._tail))
+        recorded = self.watch.poll(
+            settle=settle, ended_well=ended_well, logged=_logged(self._tail), read_rows=self._read_rows
+        )
         if self._evidence is not None:
             self._evidence.update(self._tail, self.watch, own=True, ended=settle)
         if recorded is not None:
@@ -102,6 +104,12 @@ class AttemptProgress:
         if self._tail is not None:
             self._tail.sync()
             self._tail.close()
+
+    def _read_rows(self) -> None:
+        """Read the rows that a new checkpoint comes after, and wait until they are on the disk."""
+        if self._tail is not None:
+            self._tail.poll()
+            self._tail.sync()
 
     def _look_at_first(self) -> None:
         """Take the step of node 0."""

@@ -9,7 +9,7 @@ import os
 import posixpath
 import threading
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from midstream_core import records
 from midstream_core.attempt.save_fence import FenceUnreadableError
@@ -96,7 +96,12 @@ class CheckpointWatch:
         self._refused, self.problem = True, why
 
     def poll(
-        self, *, settle: bool = False, ended_well: bool = False, logged: Optional[Logged] = None
+        self,
+        *,
+        settle: bool = False,
+        ended_well: bool = False,
+        logged: Optional[Logged] = None,
+        read_rows: Callable[[], object] = lambda: None,
     ) -> Optional[records.Manifest]:
         """Return a checkpoint that was recorded since the last call; None without one.
 
@@ -104,6 +109,8 @@ class CheckpointWatch:
             logged: What the trainer has logged; None: it is not known.
             settle: Nothing is written any more; wait until the newest complete one is recorded.
             ended_well: The trainer has ended by itself, so that it wrote all files of its last checkpoint.
+            read_rows: Reads the trainer's new rows. Called before a checkpoint is recorded: the start that continues
+                from it leaves the rows before it to this one.
 
         Raises:
             FenceRejectedError: The run has passed to another epoch.
@@ -123,6 +130,7 @@ class CheckpointWatch:
             return recorded
         if checkpoint is None or (not settle and self._fails_still(checkpoint)):
             return recorded
+        read_rows()
         self.newest_step = max(self.newest_step, checkpoint.step)
         self._thread = threading.Thread(target=self._record, args=(checkpoint,), name="recording", daemon=True)
         self._thread.start()

@@ -331,3 +331,18 @@ def test_trainer_that_trains_without_a_row_is_seen(watched: Watched, monkeypatch
         file.write('{"step": 21, "loss": 0.5}\n')
     assert why() == ""
     tail.close()
+
+
+def test_rows_are_read_before_a_checkpoint_is_recorded(watched: Watched) -> None:
+    """A driver that was killed in between had lost the row of the checkpoint's last step, which its trainer had."""
+    recorded = list[list[str]]()
+
+    def read_rows() -> None:
+        recorded.append(os.listdir(watched.paths.checkpoints))
+
+    assert watched.poll(settle=True, ended_well=True, read_rows=read_rows) is None
+    assert recorded == [], "there is no checkpoint"
+    watched.write(20)
+    assert watched.poll(settle=True, ended_well=True, read_rows=read_rows) is not None
+    assert recorded == [[]]
+    assert watched.steps == [20]
