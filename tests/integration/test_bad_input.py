@@ -225,6 +225,7 @@ def test_unreachable_host_is_named(still_training: tuple[Path, Run], tmp_path: P
     fleet, _ = still_training
     file = tmp_path / "fleet.yaml"
     key = tmp_path / "none"
+    key.touch()
     file.write_text(
         fleet.read_text()
         + f'  unreachable: {{type: ssh, address: "me@127.0.0.1:{free_port()}", identity_file: "{key}",'

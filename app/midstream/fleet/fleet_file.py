@@ -38,7 +38,7 @@ from midstream.fleet.notify_config import NotifyConfig, check_notify
 from midstream.fleet.quantities import check_price, parse_duration, parse_ports, parse_rate
 from midstream.fleet.sbatch_flags import sbatch_flags
 from midstream.fleet.slice_target import SliceTarget, TargetConfig
-from midstream.fleet.ssh_address import FORM, parse_address
+from midstream.fleet.ssh_address import FORM, split_address
 from midstream.fleet.store_config import StoreConfig, check_host_store, check_stores
 from midstream.suggestions import nearest
 from midstream_core.visible_devices import VISIBLE
@@ -166,7 +166,7 @@ def _check_host(path: str, name: str, host: HostConfig, stores: Mapping[str, Sto
     if isinstance(host, SshHostConfig):
         if not host.address:
             raise UsageError(f"{path}: hosts.{name} has no address", f"address: {FORM}")
-        parse_address(host.address, f"{path}: hosts.{name}.address")
+        split_address(host.address, f"{path}: hosts.{name}.address")
     if isinstance(host, KubernetesHostConfig):
         if bool(host.pod) == bool(host.selector):
             raise UsageError(f"{path}: hosts.{name} needs pod: or selector:", "one of them: pod: train-0")

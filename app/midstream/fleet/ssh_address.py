@@ -11,9 +11,20 @@ LARGEST_PORT = 65535
 
 
 def parse_address(address: str, where: str) -> tuple[str | None, str, int | None]:
+    """Split ``user@name:port``, as `split_address`, and check the names.
+
+    Raises:
+        UsageError: The address is malformed, or a name has characters that a shell interprets.
+    """
+    user, name, port = split_address(address, where)
+    check_names(where, name, user)
+    return user, name, port
+
+
+def split_address(address: str, where: str) -> tuple[str | None, str, int | None]:
     """Split ``user@name:port``, with or without ``ssh://``.
 
-    IPv6 addresses with a port are in brackets.
+    IPv6 addresses with a port are in brackets. The name may be any word of an SSH configuration.
 
     Raises:
         UsageError: The address is malformed.
@@ -29,7 +40,6 @@ def parse_address(address: str, where: str) -> tuple[str | None, str, int | None
         raise UsageError(f"{where} {address!r} is malformed", FORM)
     if port is not None and not 1 <= int(port[:6]) <= LARGEST_PORT:
         raise UsageError(f"{where} {address!r}: {port[:20]} is no port", f"1 to {LARGEST_PORT}")
-    check_names(where, rest, user or None)
     return user or None, rest, int(port) if port else None
 
 

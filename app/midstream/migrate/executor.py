@@ -140,7 +140,9 @@ def _run_with_reconnects(migration: Migration, phase: Phase) -> None:
         try:
             return phase.run(migration)
         except MIGRATION.lost as error:
-            if not isinstance(error, ConnectionLostError) and _all_reachable(migration):
+            # A connection that failed, although both hosts answer again, says nothing about a target that may train.
+            failed_once = migration.journal.facts.relaunching and type(error) is HostError
+            if not isinstance(error, ConnectionLostError) and not failed_once and _all_reachable(migration):
                 raise  # both hosts answer, so the connection is not the cause
             disconnects = 1 if time.monotonic() - began > DISCONNECT_WINDOW else disconnects + 1
             if disconnects > MAX_DISCONNECTS:

@@ -246,6 +246,10 @@ class _ReplayActions:
         """Return the command line without a fleet file: a recording has none."""
         return shlex.join(["midstream", *words])
 
+    def has_receivers(self) -> bool:
+        """Return False: what was recorded was reported then."""
+        return False
+
     def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         if name.startswith("_"):
             raise AttributeError(name)

@@ -282,7 +282,6 @@ def test_slice_without_lookup_has_no_hosts() -> None:
         ("type: ssh, address: 'host:abc'", "address 'host:abc' is malformed"),
         ("type: ssh, address: 'host:99999'", "address 'host:99999': 99999 is no port"),
         ("type: ssh, address: 'host:0'", "address 'host:0': 0 is no port"),
-        ("type: ssh, address: 'host -p 2270'", "address: 'host -p 2270' is not a host name"),
         ("type: local, price_per_hour: -1", "price_per_hour is -1"),
         ("type: local, price_per_hour: .nan", "price_per_hour is nan"),
     ],
@@ -301,3 +300,5 @@ def test_price_of_a_slice_is_refused_too() -> None:
 def test_address_may_be_a_url_as_ssh_takes_it() -> None:
     assert parse_address("ssh://me@host:2222/", "") == ("me", "host", 2222)
     assert parse_address("me@[::1]:65535", "") == ("me", "::1", 65535)
+    with pytest.raises(UsageError, match="'host -p 2270' is not a host name"):
+        parse_address("host -p 2270", "")

@@ -19,6 +19,7 @@ from midstream.json_events.notifications import NOTIFICATION_FIELDS, NOTIFICATIO
 from midstream.json_events.result_event import MigrationResult, ResultEvent
 from midstream.migrate import notify
 from midstream.migrate.journal.request import Request
+from midstream.operations import alerts
 from midstream.tui import commands
 from midstream.tui.screens.dialogs.form import FormScreen
 from midstream.watch import symptoms
@@ -154,7 +155,7 @@ def subclasses(cls: type[JsonEvent]) -> Iterator[type[JsonEvent]]:
 def test_notifications_are_those_that_are_sent() -> None:
     assert set(NOTIFICATIONS) == {
         notify.FINISHED, notify.FAILED, notify.NEEDS_YOU, notify.LOST, symptoms.STALLED, symptoms.DIVERGING,
-        symptoms.NOT_A_NUMBER, notify.RESTARTED,
+        symptoms.NOT_A_NUMBER, notify.RESTARTED, alerts.IDLE,
     }  # fmt: skip
 
 

@@ -163,6 +163,18 @@ def test_lost_connection_repeats_the_phase(migration: Migration, monkeypatch: py
     assert step.runs == executor.MAX_DISCONNECTS + 1
 
 
+@pytest.mark.parametrize("started", [True, False], ids=["target may train", "target not started"])
+def test_connection_that_fails_once_discards_no_step(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    """On the old code a source that was away for five seconds, after the target trained, rolled the target back."""
+    if started:
+        migration.journal.record(Facts(relaunching=True))
+    certify = Step(phase_names.FINISH, raising(HostError("a: no connection within 10 s", "is the host up?")))
+    code = carry_out(migration, monkeypatch, certify)
+    assert (code, certify.runs) == ((Exit.DONE, 2) if started else (Exit.FAILED, 1))
+
+
 def test_too_many_lost_connections_fail_the_phase(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
     cut = [ConnectionLostError(f"cut {number}") for number in range(executor.MAX_DISCONNECTS + 1)]
     assert carry_out(migration, monkeypatch, Step(phase_names.CUTOVER, raising(*cut))) == Exit.FAILED

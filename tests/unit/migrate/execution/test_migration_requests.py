@@ -117,7 +117,7 @@ def test_rollback_after_the_last_look_is_no_success(
     migration: MigrationDirectory, looked: threading.Event, spawned: list[tuple[str, ...]]
 ) -> None:
     data = io.StringIO()
-    options = argparse.Namespace(continue_=None, rollback="m", yes=True, mode=None)
+    options = argparse.Namespace(continue_=None, rollback="m", yes=True, mode=None, verbose=False)
     finishes_before(migration, looked, lambda: migrate_run.resume(options, Output(True, data, io.StringIO())))
     assert [json.loads(line)["event"] for line in data.getvalue().splitlines()] in ([], ["phase", "result"])
     assert (spawned, migration.rollback_requested()) == ([], False)
