@@ -196,3 +196,15 @@ def test_fence_of_a_started_target_is_put_again(root: str, run: RunDirectory) ->
     ):
         with pytest.raises(run_state.RefusedError, match="cannot replace it"):
             ownership.put_fence(root, "run", other.to_json(), "m")
+
+
+def test_seal_of_a_migration_without_lock_is_refused(root: str, run: RunDirectory) -> None:
+    """Another process has rolled it back meanwhile: on the old code its late command sealed a run that nobody owned."""
+    run.attempt(1)
+    seals = {**STOP, "migration": "a", "owner": "b", "epoch": 2}
+    acquire(root, "a")
+    assert ownership.send_command(root, "run", 1, seals) == 1
+    ownership.release(root, "run", "a")
+    with pytest.raises(run_state.RefusedError, match="migration a has no lock on run run any more"):
+        ownership.send_command(root, "run", 1, {**seals, "step": 7})
+    assert ownership.send_command(root, "run", 1, {**STOP, "migration": "a"}) == 2, "it seals nothing"

@@ -163,9 +163,10 @@ def _settle(world: World, dice: random.Random) -> None:
             world.run_until(lambda processes=processes: all(process.exit_code is not None for process in processes))
         if len(world.trains()) == 1 and not _is_open(world):
             return
-        migrations = _open_migrations(world)
-        if migrations and _is_open(world):
-            _give(world, "--continue", migrations[-1])
+        # The operator of a copied state directory follows the lines that were printed there.
+        state = next((state for state in ("state", "state.copied") if _is_open(world, state)), "")
+        if state:
+            world.wait(world.command("--continue", _open_migrations(world, state)[-1], state=state))
         elif not world.trains():
             _relaunch(world)
     if len(world.trains()) != 1 or _is_open(world):
@@ -174,12 +175,12 @@ def _settle(world: World, dice: random.Random) -> None:
         )
 
 
-def _is_open(world: World) -> bool:
-    """Return whether the newest migration is open, by its journal."""
-    migrations = _open_migrations(world)
+def _is_open(world: World, state: str = "state") -> bool:
+    """Return whether the newest migration of a state directory is open, by its journal."""
+    migrations = _open_migrations(world, state)
     if not migrations:
         return False
-    journal = Path(world.directory, "state", "migrations", migrations[-1], "journal.jsonl")
+    journal = Path(world.directory, state, "migrations", migrations[-1], "journal.jsonl")
     lines = journal.read_bytes().splitlines() if journal.is_file() else []
     results = [json.loads(line) for line in lines if b'"result"' in line]
     last = results[-1] if results else {}

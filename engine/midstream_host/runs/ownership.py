@@ -25,7 +25,8 @@ def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> i
 
     Raises:
         RefusedError: Another migration has the lock for this epoch or a later one. A lock of an earlier epoch does not
-            count: a run may migrate back to where it was, and a standby waits there.
+            count: a run may migrate back to where it was, and a standby waits there. Or the command seals the run, and
+            its migration has no lock any more: another process has rolled it back since.
     """
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
@@ -34,6 +35,9 @@ def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> i
         migration = command.get("migration")
         if migration and lock and lock.migration != migration and lock.epoch >= int_of(command.get("epoch", 1)):
             raise RefusedError(_locked_by(run_id, lock))
+        seals = command.get("action") == records.STOP and command.get("owner")
+        if migration and seals and (lock is None or lock.migration != migration):
+            raise RefusedError("migration {} has no lock on run {} any more".format(migration, run_id))
         before = records.Command.read_or_none(path.command_file)
         now = records.Status.read_or_none(path.status())
         sequence = max(before.sequence if before else 0, now.acknowledged if now else 0) + 1

@@ -10,7 +10,7 @@ from midstream.migrate.steps.migration import Migration, MovedOnError
 from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.ownership_records import chain_back, refuse_later_owner
 from midstream.migrate.steps.record_commands import show_command, show_fence
-from midstream.migrate.steps.stop_command import adopt_stop
+from midstream.migrate.steps.stop_command import adopt_stop, commanded_attempt
 from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
@@ -34,8 +34,10 @@ def withdraw_stop(migration: Migration) -> None:
 
     The engine reports which of the two it did.
     """
-    attempt = migration.journal.facts.sealing_attempt
-    if attempt is None or migration.journal.facts.sealed:
+    if migration.journal.facts.sealed:
+        return
+    attempt = commanded_attempt(migration)
+    if attempt is None:
         return
     ordered = adopt_stop(migration) or 0
     source, run_id = migration.source, migration.plan.run_id
