@@ -1,4 +1,4 @@
-"""Room for an environment on a host's disk: how much it needs, and what says that there is none."""
+"""Room for an environment on a host's disk, and what says that there is none."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class AttemptProgress:
             self._tail.close()
 
     def _read_rows(self) -> None:
-        """Read the rows that a new checkpoint comes after, and wait until they are on the disk."""
+        """Read the rows before a new checkpoint, and wait until they are on the disk."""
         if self._tail is not None:
             self._tail.poll()
             self._tail.sync()
