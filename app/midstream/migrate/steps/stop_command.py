@@ -11,7 +11,7 @@ from midstream_host.runs import standby_state
 def commanded_attempt(migration: Migration) -> int | None:
     """Return the source's attempt that this migration has commanded to stop.
 
-    It is journaled; None without one. The journal may be a copy from before the command: what the source has counts too.
+    It is journaled; None without one. The journal may be a copy from before the command: what the source has counts.
     """
     facts, plan, source = migration.journal.facts, migration.plan, migration.source
     if facts.sealing_attempt is not None:
