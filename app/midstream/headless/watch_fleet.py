@@ -57,8 +57,8 @@ def watch(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 def report(fleet: Fleet, alert: Alert, output: Output, sending: ThreadPoolExecutor) -> None:
     """Print an alert, and send it to the receivers of the fleet file."""
+    sending.submit(send, fleet, alert)  # first: Ctrl-C may come right after the line
     output.event(alert.event(), f"{alert.kind}: {alert.message}")
-    sending.submit(send, fleet, alert)
 
 
 def _newest(changed: queue.SimpleQueue[Snapshot], watcher: Watcher) -> Snapshot:
