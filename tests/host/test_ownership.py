@@ -199,7 +199,7 @@ def test_fence_of_a_started_target_is_put_again(root: str, run: RunDirectory) ->
 
 
 def test_seal_of_a_migration_without_lock_is_refused(root: str, run: RunDirectory) -> None:
-    """Another process has rolled it back: on the old code its late command sealed a run that nobody owned then."""
+    """Another process has rolled it back: on the old code its late command left the run without an owner."""
     run.attempt(1)
     seals = {**STOP, "migration": "a", "owner": "b", "epoch": 2}
     acquire(root, "a")

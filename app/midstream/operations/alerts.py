@@ -58,8 +58,10 @@ class Alerts:
         found: list[Alert] = []
         for run_id in dict.fromkeys(run.run_id for run in snapshot.runs):
             copies = snapshot.believed(run_id)
-            if copies:
-                found += [*self._ended(copies[0]), *self._symptoms(copies[0], snapshot)]
+            host = snapshot.host(copies[0].host) if copies else None
+            if host is not None and host.link == LIVE:  # its silence says nothing about the run
+                ahead = host.machine.clock_skew if host.machine is not None else 0.0
+                found += [*self._ended(copies[0]), *self._symptoms(copies[0], snapshot.time + ahead)]
         for host in snapshot.hosts:
             found += self._idle_host(host, snapshot)
         return found
@@ -77,14 +79,12 @@ class Alerts:
         elif run.state == records.FINISHED:
             yield Alert(FINISHED, f"{run.run_id} has finished on {run.host}", run.run_id, run.host)
 
-    def _symptoms(self, run: RunView, snapshot: Snapshot) -> Iterator[Alert]:
+    def _symptoms(self, run: RunView, host_time: float) -> Iterator[Alert]:
         now = self._clock()
         if not run.running or now - self._looked.get(run.run_id, -SYMPTOM_INTERVAL) < SYMPTOM_INTERVAL:
             return
         self._looked[run.run_id] = now
-        host = snapshot.host(run.host)
-        ahead = host.machine.clock_skew if host is not None and host.machine is not None else 0.0
-        present = {symptom.kind: symptom.message for symptom in symptoms(run, snapshot.time + ahead)}
+        present = {symptom.kind: symptom.message for symptom in symptoms(run, host_time)}
         shown = {key for key in self._reported if key[0] == run.run_id}
         self._reported -= {key for key in shown if key[1:] not in {(run.attempt, kind) for kind in present}}
         for kind, message in present.items():

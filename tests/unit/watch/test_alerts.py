@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from midstream.operations.alerts import IDLE_SECONDS, SYMPTOM_INTERVAL, Alert, Alerts
-from midstream.watch.snapshot import STALE, Accelerator, HostView, RunView
+from midstream.watch.snapshot import DOWN, STALE, Accelerator, HostView, RunView
 from midstream_core import records
 from support.tui import fleets
 
@@ -57,6 +57,18 @@ def test_infinite_loss_is_reported_once_and_again_later() -> None:
         return [alert.kind for alert in found if alert.kind == "nan"]
 
     assert [kinds(each) for each in (good, bad, bad, good, bad)] == [[], ["nan"], [], [], ["nan"]]
+
+
+@pytest.mark.parametrize("link", [STALE, DOWN])
+def test_host_that_does_not_answer_raises_no_alert_about_its_run(link: str) -> None:
+    """On the old code its silence was a run that makes no steps, "and its process is running"."""
+    alerts = Alerts()
+    assert alerts.of(fleets.snapshot([HOST], [fleets.run()])) == []
+    unanswered = fleets.snapshot([fleets.host("small", link)], [fleets.run()])
+    assert Alerts(Clock()).of(replace(unanswered, time=unanswered.time + 7200)) == []
+    assert alerts.of(fleets.snapshot([fleets.host("small", link)], [in_state(records.FAILED)])) == []
+    [alert] = alerts.of(fleets.snapshot([HOST], [in_state(records.FAILED)]))
+    assert alert.kind == "failed", "it is reported when the host says so"
 
 
 def idle_gpu(share: float | None) -> HostView:

@@ -74,7 +74,7 @@ def test_open_question_about_a_rollback_holds_the_end() -> None:
     migration = Migration.__new__(Migration)
     migration.directory, migration.phase, migration.note = directory, "finish", notes.append  # type: ignore[method-assign]
     Finish._await_decision(migration)
-    assert notes == [], "nobody asks"
+    assert notes == [], "no dialog is open"
 
     release = directory.hold()
     with ThreadPoolExecutor(1) as pool:
