@@ -62,7 +62,7 @@ def run_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None
     engine.HISTORY.seals.clear()
     outcome = Outcome(seed)
     mode = mode or dice.choice(MODES)
-    world = World(directory)
+    world = World(directory, seed)
     try:
         world.begin_run("one", 15)
         drawn = faults.draw(dice, CALLS[mode]) if chosen is None else chosen
