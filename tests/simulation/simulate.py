@@ -15,6 +15,6 @@ from simulation import cooperative, machines
 cooperative.install()  # before anything of midstream is imported
 machines.install()
 
-from simulation.schedules import main  # noqa: E402
+from simulation.runner import main  # noqa: E402
 
 sys.exit(main())
