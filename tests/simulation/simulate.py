@@ -16,6 +16,6 @@ cooperative.install()  # before anything of midstream is imported
 machines.install()
 disks.install()
 
-from simulation.schedules import main  # noqa: E402
+from simulation.runner import main  # noqa: E402
 
 sys.exit(main())
