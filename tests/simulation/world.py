@@ -25,6 +25,7 @@ from midstream.launch import input_check
 from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
+from midstream.watch import watcher
 from midstream_core import records
 from midstream_core.attempt import status_file
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
@@ -50,6 +51,7 @@ class World:
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
+    troubled: bool = False  # whether a machine or link failed when the newest command ended
     journal_lines: int = 0
     dice: random.Random = field(init=False)  # draws what faults do
     at_line: Callable[[int, bool], None] = lambda number, after: None
@@ -101,6 +103,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
+            self.troubled = not self.healthy()
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -117,7 +120,8 @@ class World:
             "MIDSTREAM_ROOT": self.root(host), "RUN_ID": RUN, "MIDSTREAM_ATTEMPT": "1", "MIDSTREAM_EPOCH": "1",
             "MIDSTREAM_TARGET": host, "MIDSTREAM_HOST": host,
         }  # fmt: skip
-        start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
+        process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
+        records.write_json(paths.attempt(1).launched(0), {**_identity(process).to_json(), "argv": ["train"]})
         self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
 
     def status(self, host: str) -> records.Status | None:
@@ -135,6 +139,10 @@ class World:
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
         return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
+
+    def healthy(self) -> bool:
+        """Return whether every machine is up, can be reached, and has space on its disk."""
+        return not self.network.cut and all(machine.up and not machine.full for machine in self.machines.values())
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""
@@ -180,6 +188,13 @@ def start_engine(machine: Machine, environment: Mapping[str, str], directory: st
     return process
 
 
+def _identity(process: SimulatedProcess) -> records.ProcessIdentity:
+    machine = process.machine
+    return records.ProcessIdentity(
+        machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
+    )
+
+
 def _spawn_attempt(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -194,10 +209,7 @@ def _spawn_attempt(
     assert caller is not None
     own = {key: value for key, value in env.items() if key.startswith(("MIDSTREAM_", "RUN_ID"))}
     process = start_engine(caller.machine, own, os.path.dirname(launched), log)
-    machine = caller.machine
-    identity = records.ProcessIdentity(
-        machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
-    )
+    identity = _identity(process)
     records.write_json(launched, {**identity.to_json(), "argv": list(argv), **(note or {})})
     return identity
 
@@ -272,6 +284,8 @@ def install() -> None:
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
     journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
+    polls = watcher.PollInterval
+    watcher.PollInterval = lambda seconds, hosts: polls(max(seconds, WATCH_INTERVAL), hosts)  # type: ignore[misc]
     status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
 
