@@ -18,10 +18,11 @@ from signal import SIGINT
 from simulation import engine, faults, hints, invariants, operators
 from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.world import RUN, World, records
+from simulation.world import LIE, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
+OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 
 
@@ -68,12 +69,12 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     dice = random.Random(f"schedule {schedule.seed}")
     schedule = schedule.drawn(dice)
     SCHEDULER.reset(schedule.seed)
-    engine.HISTORY.commits.clear()
-    engine.HISTORY.training.clear()
-    engine.HISTORY.seals.clear()
+    engine.HISTORY.clear()
     outcome = Outcome(schedule)
     world = World(directory, schedule.seed)
     try:
+        if dice.random() < OTHER_RUNS:
+            world.begin_other()
         world.begin_run("one", 15)
         outcome.story.append(schedule.story())
         strikes = faults.Strikes(world, list(schedule.faults or ()), "one", "two")
@@ -87,6 +88,8 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
         invariants.check_commits(engine.HISTORY.commits, consents)
         invariants.check_certificates(world)
+        invariants.check_outcomes(world)
+        invariants.check_other(world)
         if ANY not in consents:
             invariants.check_accepted(world, world.trains()[0])
     except (invariants.BrokenError, EndlessWaitError) as error:
@@ -143,11 +146,11 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
 def _claim(world: World, name: str) -> None:
     """Have a machine show the run as its own, under a later epoch than its own."""
     paths = world.paths(name)
-    os.makedirs(paths.attempt(9).dir)
+    os.makedirs(paths.attempt(LIE).dir)
     for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
         shutil.copy(source, target)
     shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
-    records.Fence(9, name, sealed_step=1).write(paths.fence)
+    records.Fence(LIE, name, sealed_step=1).write(paths.fence)
     status = world.status("one")
     assert status is not None
-    replace(status, attempt=9, epoch=9, host=name, step=10**6).write(paths.attempt(9).status(0))
+    replace(status, attempt=LIE, epoch=LIE, host=name, step=10**6).write(paths.attempt(LIE).status(0))

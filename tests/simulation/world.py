@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -36,7 +38,8 @@ from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
-EPOCH = 1
+LIE = 9  # epoch of a fence that a machine claims
+OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
@@ -53,6 +56,9 @@ class World:
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     troubled: bool = False  # whether a machine or link failed when the newest command ended
     journal_lines: int = 0
+    other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
+    completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
+    _kept: int = 0
     dice: random.Random = field(init=False)  # draws what faults do
     at_line: Callable[[int, bool], None] = lambda number, after: None
 
@@ -124,6 +130,58 @@ class World:
         records.write_json(paths.attempt(1).launched(0), {**_identity(process).to_json(), "argv": ["train"]})
         self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
 
+    def keep_root(self, host: str) -> str:
+        """Copy a host's root, as a snapshot does; return where the copy is."""
+        self._kept += 1
+        kept = os.path.join(self.directory, f"snapshot.{self._kept}")
+        if os.path.isdir(self.root(host)):
+            shutil.copytree(self.root(host), kept)
+        return kept
+
+    def restore_root(self, host: str, kept: str) -> int:
+        """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        shutil.rmtree(self.root(host), ignore_errors=True)
+        if os.path.isdir(kept):
+            shutil.copytree(kept, self.root(host))
+        commits, count = engine.HISTORY.commits, 0
+        while commits and not any(self._has(name, commits[-1]) for name in self.machines):
+            commits.pop()
+            count += 1
+        return count
+
+    def _has(self, host: str, commit: engine.Commit) -> bool:
+        name = records.checkpoint_name(commit.step, commit.attempt)
+        path = os.path.join(self.paths(host).checkpoint(name), records.MANIFEST)
+        manifest = records.Manifest.read_or_none(path)
+        return manifest is not None and (manifest.epoch, manifest.start) == (commit.epoch, commit.start)
+
+    def begin_other(self) -> None:
+        """Put a run that has stopped on the roots of both hosts: nothing may touch it."""
+        for host in ("one", "two"):
+            paths = records.RunPaths(self.root(host), OTHER)
+            files = paths.attempt(1)
+            os.makedirs(files.dir)
+            settings = {**config(self.root(host)), "trainer": {**config(self.root(host))["trainer"], "id": OTHER}}
+            records.write_bytes(paths.config, yaml.safe_dump(settings).encode(), mode=0o600)
+            engine.write_checkpoint(paths, 1, 1, 1, 7, settings)
+            records.Fence(1, host, start=1).write(paths.fence)
+            records.Status(
+                records.STOPPED, 7, 0, heartbeat=0.0, run_id=OTHER, attempt=1, epoch=1, start=1,
+                boot_id=f"{host}-boot-0", pid=7, start_ticks=7, machine=f"machine-{host}",
+            ).write(files.status(0))  # fmt: skip
+        self.other = self.digest_of_other()
+
+    def digest_of_other(self) -> dict[str, str]:
+        """Return the digest of each file of the run that nothing may touch."""
+        digests = {}
+        for host in ("one", "two"):
+            directory = records.RunPaths(self.root(host), OTHER).dir
+            for where, _, names in os.walk(directory):
+                for name in names:
+                    data = Path(where, name).read_bytes()
+                    digests[f"{host} {os.path.relpath(os.path.join(where, name), directory)}"] = _sha256(data)
+        return digests
+
     def status(self, host: str) -> records.Status | None:
         """Return the newest attempt's status on a host, as its file says."""
         try:
@@ -139,6 +197,14 @@ class World:
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
         return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
+
+    def note_completed(self, migration: str, directory: Path) -> None:
+        """Note a migration that ends as completed while the newest fence names another owner than its target."""
+        target = json.loads((directory / "plan.json").read_text())["route"]["target"]
+        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < LIE]
+        owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
+        if owner != target:
+            self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
 
     def healthy(self) -> bool:
         """Return whether every machine is up, can be reached, and has space on its disk."""
@@ -186,6 +252,10 @@ def start_engine(machine: Machine, environment: Mapping[str, str], directory: st
 
     SCHEDULER.start(supervise, None, f"supervisor {directory[-3:]}")
     return process
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _identity(process: SimulatedProcess) -> records.ProcessIdentity:
@@ -251,6 +321,8 @@ def _counted_line(self: journal.Journal, event: str, **fields: Any) -> Any:
     number, world.journal_lines = world.journal_lines, world.journal_lines + 1
     world.at_line(number, False)
     written = _write_line(self, event, **fields)
+    if event == "result" and fields.get("outcome") == "completed":
+        world.note_completed(fields["migration"], self.path.parent)
     world.at_line(number, True)
     return written
 
