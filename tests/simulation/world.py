@@ -30,9 +30,10 @@ from midstream.transfer import copy_tree, send_files
 from midstream.watch import watcher
 from midstream_core import records
 from midstream_core.attempt import status_file
+from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, links, machines
+from simulation import buckets, copies, engine, links, machines
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
@@ -50,6 +51,7 @@ class World:
 
     directory: str
     seed: int = 0
+    bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
@@ -80,14 +82,23 @@ class World:
             name: {"type": "ssh", "address": name, "root": self.root(name), "python": "/usr/bin/python3", "devices": 1}
             for name in ("one", "two", "three")
         }
-        Path(self.fleet_file).write_text(yaml.safe_dump({"hosts": hosts}))
+        fleet: dict[str, Any] = {"hosts": hosts}
+        if self.bucket is not None:
+            fleet["stores"] = {"all": {"url": buckets.URL}}
+            for entry in hosts.values():
+                entry["store"] = "all"
+        Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         _WORLD.append(self)
 
     def root(self, name: str) -> str:
         return os.path.join(self.directory, name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
-        return records.RunPaths(self.root(name), RUN)
+        return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
+
+    def bucket_here(self) -> buckets.Bucket:
+        assert self.bucket is not None, "this world has no bucket"
+        return self.bucket
 
     # ------------------------------------------------------------------------------------------ operators
 
@@ -116,11 +127,17 @@ class World:
 
     # ------------------------------------------------------------------------------------------ engines
 
+    def _config(self, host: str) -> dict[str, Any]:
+        settings = config(self.root(host))
+        if self.bucket is not None:
+            settings["trainer"]["checkpointer"] = {"base_path": buckets.URL}
+        return settings
+
     def begin_run(self, host: str, steps: int) -> None:
         """Have a run train on a host until it has done some steps."""
         paths = self.paths(host)
         os.makedirs(paths.attempts, exist_ok=True)
-        records.write_bytes(paths.config, yaml.safe_dump(config(self.root(host))).encode(), mode=0o600)
+        records.write_bytes(paths.config, yaml.safe_dump(self._config(host)).encode(), mode=0o600)
         os.makedirs(paths.attempt(1).dir)
         environment = {
             "MIDSTREAM_ROOT": self.root(host), "RUN_ID": RUN, "MIDSTREAM_ATTEMPT": "1", "MIDSTREAM_EPOCH": "1",
@@ -344,6 +361,9 @@ def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
     replace_everywhere(host_pool.open_host, _open_host)
+    replace_everywhere(
+        open_bucket.open_bucket, lambda url, access=None: buckets.Client(url, lambda: _WORLD[-1].bucket_here())
+    )
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
     replace_everywhere(process_start.kills_left_behind, lambda: False)
