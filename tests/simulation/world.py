@@ -24,11 +24,12 @@ from midstream.launch import input_check
 from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
+from midstream.watch.watcher import Watcher
 from midstream_core import records
 from midstream_core.attempt import status_file
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, links, machines
+from simulation import copies, engine, hardware, links, machines
 from simulation.cooperative import SCHEDULER
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
@@ -244,6 +245,7 @@ def config(root: str) -> dict[str, Any]:
 def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
+    hardware.install()
     replace_everywhere(host_pool.open_host, _open_host)
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
@@ -260,6 +262,7 @@ def install() -> None:
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
     journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
+    Watcher.__init__.__kwdefaults__["interval"] = WATCH_INTERVAL
     status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
 
