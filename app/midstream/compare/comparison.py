@@ -17,6 +17,7 @@ from midstream.migrate.journal.cost import HOUR, Cost
 from midstream.migrate.modes.registry import WARM, mode_of
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
+from midstream.migrate.planning.progress import pace_of
 
 
 @dataclass(frozen=True)
@@ -152,10 +153,9 @@ def _migration(
     migrations: Sequence[PastMigration],
 ) -> EstimatedMigration:
     rates = rates_between(migrations, run.run_id, run.host, candidate.target, WARM, run.checkpoint_bytes)
-    downtime = sum(downtime_estimate.predict(run.curve, run.checkpoint_bytes, WARM, rates).values())
-    prepared = mode_of(WARM).preparation_seconds(
-        0, run.checkpoint_bytes, rates, estimate.compile_seconds, run.checkpoint_bytes
-    )
+    mode = mode_of(WARM)
+    downtime = sum(downtime_estimate.predict(mode, pace_of(run.curve), run.checkpoint_bytes, rates).values())
+    prepared = mode.preparation_seconds(0, run.checkpoint_bytes, rates, estimate.compile_seconds, run.checkpoint_bytes)
     price = cost.estimate(
         (run.price, candidate.price),
         prepare_seconds=prepared,

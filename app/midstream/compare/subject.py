@@ -25,9 +25,9 @@ from midstream.launch.engine_flags import engine_flags
 from midstream.migrate import host_files, source_config
 from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.json_values import section
-from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.foreign_config import foreign_run
 from midstream.migrate.planning.import_plan import read_survey
+from midstream.migrate.planning.progress import pace_of
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
@@ -133,12 +133,11 @@ def of_run(hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
                 f"-- {FLAG} ids:SIZE gives it",
             )
         more = (FLAG, f"ids:{max(sizes)}")
-    step, _ = downtime_estimate.step_seconds(run.curve)
     owner = run.fence.owner if run.fence is not None else ""
     target = owner if owner in hosts.fleet.target_names else run.host
     kinds = tuple(str(device.get("kind", "")) for device in run.status.devices)
     present = PresentRun(
-        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step,
+        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, pace_of(run.curve).step,
         price_of_target(hosts.fleet, target), size or run.status.state_bytes, kinds, run.curve,
     )  # fmt: skip
     return Subject(run.run_id, text, (*overrides, *more), present)

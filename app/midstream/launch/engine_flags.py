@@ -59,15 +59,16 @@ def named_run(run_id: str | None, words: Sequence[str]) -> str | None:
         raise UsageError(str(error)) from None
 
 
-def keep_name(run_id: str, words: Sequence[str]) -> None:
-    """Refuse engine flags that name another run, or a root, for a run that moves.
+def checked_flags(run_id: str, words: Sequence[str]) -> dict[str, str]:
+    """Parse the engine flags for a run that moves.
 
     Raises:
-        UsageError: They do.
+        UsageError: They name another run, or a root.
     """
     given = named_run(None, words)
     if given not in (None, run_id):
         raise UsageError(f"--{ID} {given}: run {run_id} keeps its id", f"leave --{ID} out")
+    return engine_flags(words)
 
 
 def without_id(words: Sequence[str]) -> tuple[str, ...]:

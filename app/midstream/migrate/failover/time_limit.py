@@ -20,7 +20,6 @@ from midstream.migrate.failover import job_restart
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning import planner
-from midstream.migrate.planning.source_run import shares_root
 from midstream.migrate.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_host.runs.slurm import JobState
@@ -103,7 +102,7 @@ class TimeLimit:
             try:
                 if job_restart.is_own_target(self.fleet, run, name):
                     found.append(restart_lead(name, job_restart.stop_seconds(run), saves))
-                elif shares_root(self.fleet, run, name) or run.host not in self.fleet.hosts_of(name):
+                elif self.fleet.is_login_node(run.host, name) or run.host not in self.fleet.hosts_of(name):
                     found.append(self._migration_lead(snapshot, run, name, saves))
             except MidstreamError as error:  # HostError too
                 problems.append(f"{name}: {error}")
@@ -114,7 +113,7 @@ class TimeLimit:
 
     def _migration_lead(self, snapshot: Snapshot, run: RunView, name: str, saves: float) -> Lead:
         target, queue = self.fleet.target(name), 0.0
-        shared = shares_root(self.fleet, run, name)
+        shared = self.fleet.is_login_node(run.host, name)
         request = Request(run.run_id, name, mode=COLD if shared else WARM)
         plan = planner.make_plan(self.hosts, snapshot, request)
         if target.slurm is not None and not shared:  # the job is submitted once the run has stopped

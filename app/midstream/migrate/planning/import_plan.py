@@ -12,15 +12,16 @@ from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.engine_flags import engine_flags, keep_name
+from midstream.launch.engine_flags import checked_flags
 from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
+from midstream.migrate.planning.assemble import assemble
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
 from midstream.migrate.planning.plan_inputs import Ends, PlannedImport, SourceContents
-from midstream.migrate.planning.plan_parts import assemble
+from midstream.migrate.planning.progress import Pace
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
 from midstream.watch.snapshot import RunView, Snapshot
@@ -64,9 +65,10 @@ def plan_import(
         MidstreamError: There is no checkpoint that can be read, or it does not fit the target.
     """
     fleet = hosts.fleet
-    mode_of(request.mode).check_import()
+    mode = mode_of(request.mode)
+    mode.check_import()
     target = fleet.target(request.target)
-    keep_name(request.run_id, request.overrides)
+    flags_of_engine = checked_flags(request.run_id, request.overrides)
     if request.source in target.hosts:
         raise UsageError(f"{request.source} has the checkpoint already", "choose another target")
     copies = snapshot.copies(request.run_id)
@@ -79,21 +81,35 @@ def plan_import(
     source, destinations = hosts.get(request.source), tuple(hosts.get(name) for name in target.hosts)
     destination = destinations[0]
     survey = read_survey(fleet, source, path, config)
-    given = engine_flags(request.overrides)
-    found = foreign_run(survey, source.name, given)
+    found = foreign_run(survey, source.name, flags_of_engine)
     if cast_parameters:
         found = with_parameters(found, cast_parameters)
-    store = given.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
+    store = flags_of_engine.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
     here = checkpoint_store_of(fleet, source, request.run_id, "")
     there = checkpoint_store_of(fleet, destination, request.run_id, "" if store == "null" else store)
     name = records.checkpoint_name(survey.step, 1)
     run = _run(request, source.name, survey, found, name)
-    mode_of(request.mode).check_stores(request.run_id, here.store or there.store)
+    mode.check_stores(request.run_id, here.store or there.store)
     assert run.status is not None
     assert run.fence is not None
-    ends = Ends(run, run.status, run.fence, target, source, destinations, (source.name,), here, there, given)
+    ends = Ends(
+        run,
+        run.status,
+        run.fence,
+        target,
+        source,
+        destinations,
+        (source.name,),
+        here,
+        there,
+        flags_of_engine,
+        mode,
+        survey.step,
+        Pace(),
+    )
     contents = SourceContents(
         config=found.config,
+        owner_consent=(),
         consent=(),
         checkpoint=run.checkpoints[0],
         newest=name,
