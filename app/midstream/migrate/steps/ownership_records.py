@@ -139,6 +139,16 @@ def may_have_started(migration: Migration) -> bool:
     return lock.start_allowed != migration.process
 
 
+def is_returned(migration: Migration) -> bool:
+    """Return whether a signed record says that this migration was rolled back.
+
+    Another copy of its files may have done that while this process went on.
+    """
+    chain, plan = _known_chain(migration), migration.plan
+    entries = chain.entries if chain is not None else ()
+    return any(entry.migration == plan.migration and entry.epoch > plan.epoch for entry in entries)
+
+
 def refuse_later_owner(migration: Migration, *, returning: bool = False) -> None:
     """Raise MovedOnError where a later owner's record is found.
 
