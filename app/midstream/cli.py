@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Flags that select a mode and need the fleet file.
 MODES = (
     "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop", "restart",
-    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch",
+    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch", "report", "export",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 

@@ -247,8 +247,8 @@ def one_of(*names: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in names:
             hint = did_you_mean(text, names)
-            listed = f"{', '.join(names[:-1])} and {names[-1]}"
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}" + (f" ({hint})" if hint else ""))
+            what = f"is none of {_listed(names)}" if len(names) > 1 else f"is not {names[0]}"
+            raise argparse.ArgumentTypeError(f"{text!r} {what}" + (f" ({hint})" if hint else ""))
         return text
 
     return check

@@ -77,9 +77,14 @@ def value_of(text: str) -> RunConfig:
         raise MidstreamError(f"the configuration in the log cannot be read: {words}", "midstream --log RUN") from None
 
 
+def fields(text: str) -> dict[str, Any]:
+    """Return the fields of a configuration (YAML) by their dotted names."""
+    return _flat(value_of(text) or {})
+
+
 def changes(before: str, after: str) -> list[ConfigChange]:
     """Return the fields in which two configurations (YAML) differ, sorted by name."""
-    one, other = (_flat(value_of(text) or {}) for text in (before, after))
+    one, other = fields(before), fields(after)
     found = []
     for name in sorted(one.keys() | other.keys()):
         first, second = one.get(name, _ABSENT), other.get(name, _ABSENT)
