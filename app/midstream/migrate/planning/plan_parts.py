@@ -82,9 +82,9 @@ def plan_shape(
     source_devices, target_devices = max(1, len(ends.status.devices)), len(devices) or 1
     kind, memory = devices[0].kind if devices else "", memory_fit.smallest_memory(devices)
     batch_shape.batch_sizes(trainer.get("train_batch_size"), step)  # raises if it cannot be read
-    schedule, wanted = schedule_change.training_schedule(config), schedule_change.training_schedule(config, flags)
-    schedule_changes = schedule_change.explain(schedule, wanted, step)
-    points = [{"start": start, "value": size} for start, size in wanted.points]
+    schedule, requested = schedule_change.training_schedule(config), schedule_change.training_schedule(config, flags)
+    schedule_changes = schedule_change.explain(schedule, requested, step)
+    points = [{"start": start, "value": size} for start, size in requested.points]
     batch, *later = batch_shape.batch_sizes(points, step)
     model_axis = int(trainer.get("model_axis_size") or 1)
     limit = int(trainer.get("per_device_parallelism") or -1)
@@ -108,14 +108,14 @@ def plan_shape(
                 fits = f"; without the run's limit up to {count(more, 'example')} at a time: -- --{LIMIT} -1"
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
-    changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)
+    changes = _changes(run, before, after, source_devices, target_devices, trainer, requested.steps)
     shape = Shape(
         source_devices=source_devices,
         target_devices=target_devices,
         train_batch_size=batch,
         per_device_parallelism=after.per_device,
         accumulation=after.accumulation,
-        num_train_steps=wanted.steps,
+        num_train_steps=requested.steps,
         overrides=overrides,
         changes=(*changes, *precision_changes(trainer, flags), *schedule_changes),
         memory=needed.describe_on(memory, kind) + fits if needed is not None else "",
@@ -163,11 +163,11 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: SourceContent
     rates = rates if pace is None else replace(rates, step=pace)
     step, _ = downtime_estimate.step_seconds(run.curve)
     lost = max(0, done - contents.checkpoint.step) if contents.checkpoint else 0
-    schedule, wanted = (
+    schedule, requested = (
         schedule_change.training_schedule(contents.config),
         schedule_change.training_schedule(contents.config, ends.flags),
     )
-    left = max(0, wanted.steps - done)
+    steps_left = max(0, requested.steps - done)
     needs = _environment_needs(fleet, ends)
     work = Work(
         mode=mode,
@@ -178,7 +178,7 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: SourceContent
         further_hosts=len(ends.data_hosts) - 1,
         environment_ready=needs.ready,
         steps_compared=min(request.certify_steps, lost),
-        healthy_steps=min(request.healthy_steps, left),
+        healthy_steps=min(request.healthy_steps, steps_left),
         replayed_steps=steps_to_replay(run, contents.newest),
         step=step,
         compile=plan_estimate.compile_seconds(run.curve, ends.status.compiled_seconds),
@@ -208,7 +208,7 @@ def estimate(fleet: Fleet, request: Request, ends: Ends, contents: SourceContent
             step_before=step,
             step_after=rates.step,
             tokens=shape.train_batch_size * schedule.seq_len,
-            steps_left=left,
+            steps_left=steps_left,
         ),
         unknown=unknown,
         duration={stages.IMPORT: None, **durations} if contents.imported is not None else durations,
@@ -228,10 +228,10 @@ def _environment_needs(fleet: Fleet, ends: Ends) -> EnvironmentNeeds:
             return EnvironmentNeeds(None, 0)  # the preflight reports why
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        found = list(pool.map(needs_of, ends.data_hosts))
-    known = [each.ready for each in found if each.ready is not None]
-    ready = all(known) if len(known) == len(found) or not all(known) else None
-    return EnvironmentNeeds(ready, sum(each.download for each in found))
+        needs = list(pool.map(needs_of, ends.data_hosts))
+    readiness = [host_needs.ready for host_needs in needs if host_needs.ready is not None]
+    ready = all(readiness) if len(readiness) == len(needs) or not all(readiness) else None
+    return EnvironmentNeeds(ready, sum(host_needs.download for host_needs in needs))
 
 
 def assemble(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends, contents: SourceContents) -> Plan:
@@ -376,9 +376,9 @@ def _changes(
     steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
-    known = bool(run.status and run.status.devices)  # not of an imported run
+    is_known = bool(run.status and run.status.devices)  # not of an imported run
     return (
-        Change("devices", f"{source_devices} {kind}".strip() if known else UNKNOWN, str(target_devices)),
+        Change("devices", f"{source_devices} {kind}".strip() if is_known else UNKNOWN, str(target_devices)),
         Change(
             "batch",
             str(before.train_batch_size),
@@ -388,13 +388,13 @@ def _changes(
         Change("steps", str(trainer.get("num_train_steps", steps)), str(steps), "requested: the schedule changes"),
         Change(
             "per device",
-            str(before.per_device) if known else UNKNOWN,
+            str(before.per_device) if is_known else UNKNOWN,
             str(after.per_device),
             "division of the batch over devices; changes no result",
         ),
         Change(
             "accumulation",
-            str(before.accumulation) if known else UNKNOWN,
+            str(before.accumulation) if is_known else UNKNOWN,
             str(after.accumulation),
             "weighted by tokens; changes no result",
         ),

@@ -87,9 +87,9 @@ def _find_ends(hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
         _check_return(request, run, here)
     allocation = None
     if target.slurm is not None and requested is not None:
-        found = query_allocation(destination, target.name, target.slurm)
-        requested = requested_devices(target.name, target.slurm, fleet.hosts[destination.name], found)
-        allocation = Allocated(requested, device_kind(requested, found), found.starts)
+        allocated = query_allocation(destination, target.name, target.slurm)
+        requested = requested_devices(target.name, target.slurm, fleet.hosts[destination.name], allocated)
+        allocation = Allocated(requested, device_kind(requested, allocated), allocated.starts)
     return Ends(run, run.status, run.fence, target, source, destinations, source_hosts, here, there, flags, allocation)
 
 
