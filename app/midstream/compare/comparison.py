@@ -66,8 +66,8 @@ class ComparisonRow:
     def event(self) -> CandidateEvent:
         """Return the line of ``--json``."""
         estimate, migration = self.estimate, self.migration
-        found: dict[str, Any] = dict.fromkeys(CandidateEvent.__dataclass_fields__)  # null: what is not estimated
-        found |= {
+        fields: dict[str, Any] = dict.fromkeys(CandidateEvent.__dataclass_fields__)  # null: what is not estimated
+        fields |= {
             "candidate": self.candidate.name,
             "accelerators": self.candidate.accelerators.name,
             "topology": self.candidate.accelerators.topology,
@@ -76,7 +76,7 @@ class ComparisonRow:
             "error": self.error or None,
         }
         if estimate is not None:
-            found |= {
+            fields |= {
                 "fits": estimate.fits,
                 "devices": estimate.devices,
                 "device_kind": estimate.device_kind,
@@ -94,7 +94,7 @@ class ComparisonRow:
             }
         if self.step is not None:
             assert estimate is not None
-            found |= {
+            fields |= {
                 "step_seconds": vars(self.step),
                 "parts": vars(estimate.parts) if estimate.parts else None,
                 "tokens_per_second": self.tokens_per_second,
@@ -104,14 +104,14 @@ class ComparisonRow:
                 "calibration": self.calibration.to_json() if self.calibration else None,
             }
         if migration is not None:
-            found |= {
+            fields |= {
                 "migration_seconds": migration.seconds,
                 "downtime": migration.downtime,
                 "migration_cost": migration.cost.migration if migration.cost else None,
                 "pays_after_steps": migration.cost.pays_after_steps if migration.cost else None,
                 "pays_after_hours": migration.cost.pays_after_hours if migration.cost else None,
             }
-        return CandidateEvent(**found)
+        return CandidateEvent(**fields)
 
 
 def row(

@@ -92,10 +92,10 @@ def of_import(fleet: Fleet, source: Host, path: str, config: str, overrides: Seq
     Raises:
         MidstreamError: There is no checkpoint that can be read.
     """
-    found = foreign_run(read_survey(fleet, source, path, config), source.name, engine_flags(tuple(overrides)))
-    rows = max(length for array in found.arrays for axis, length in zip(array.axes, array.shape, strict=False)
+    run = foreign_run(read_survey(fleet, source, path, config), source.name, engine_flags(tuple(overrides)))
+    rows = max(length for array in run.arrays for axis, length in zip(array.axes, array.shape, strict=False)
                if axis == VOCAB)  # fmt: skip
-    return Subject(f"{source.name}:{path}", yaml.safe_dump(found.config), (*overrides, FLAG, f"ids:{rows}"))
+    return Subject(f"{source.name}:{path}", yaml.safe_dump(run.config), (*overrides, FLAG, f"ids:{rows}"))
 
 
 def of_run_named(hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
@@ -179,9 +179,9 @@ def vocabulary_of_file(name: str, config: Path) -> int:
         # Of BPE and WordPiece a mapping to ids, of Unigram a list of (token, score).
         if not isinstance(vocabulary, dict):
             vocabulary = {entry[0]: at for at, entry in enumerate(vocabulary)}
-        known = {str(token): int(number) for token, number in cast("dict[str, int]", vocabulary).items()}
-        added = {entry["content"] for entry in content.get("added_tokens") or ()} - known.keys()
+        ids = {str(token): int(number) for token, number in cast("dict[str, int]", vocabulary).items()}
+        added = {entry["content"] for entry in content.get("added_tokens") or ()} - ids.keys()
         # Added tokens that the model does not have get the ids from its number of tokens on, whatever the file says.
-        return 1 + max([*known.values(), len(known) + len(added) - 1])
+        return 1 + max([*ids.values(), len(ids) + len(added) - 1])
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise UsageError(f"data.tokenizer: {path} is no tokenizer.json", hint) from None

@@ -5,6 +5,7 @@ The app looks for a run in the directory of its id under its host's root, so tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from midstream.errors import UsageError
@@ -77,9 +78,7 @@ def without_id(words: Sequence[str]) -> tuple[str, ...]:
     pending = iter(words)
     for word in pending:
         name, equals, _ = word.partition("=")
-        value = (
-            [] if equals or not word.startswith("--") else [each for each in (next(pending, None),) if each is not None]
-        )
+        value = [] if equals or not word.startswith("--") else list(itertools.islice(pending, 1))
         if name != f"--{ID}":
             kept += [word, *value]
     return tuple(kept)

@@ -81,14 +81,14 @@ def plan_import(
     source, destinations = hosts.get(request.source), tuple(hosts.get(name) for name in target.hosts)
     destination = destinations[0]
     survey = read_survey(fleet, source, path, config)
-    found = foreign_run(survey, source.name, flags_of_engine)
+    foreign = foreign_run(survey, source.name, flags_of_engine)
     if cast_parameters:
-        found = with_parameters(found, cast_parameters)
+        foreign = with_parameters(foreign, cast_parameters)
     store = flags_of_engine.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
     here = checkpoint_store_of(fleet, source, request.run_id, "")
     there = checkpoint_store_of(fleet, destination, request.run_id, "" if store == "null" else store)
     name = records.checkpoint_name(survey.step, 1)
-    run = _run(request, source.name, survey, found, name)
+    run = _run(request, source.name, survey, foreign, name)
     mode.check_stores(request.run_id, here.store or there.store)
     assert run.status is not None
     assert run.fence is not None
@@ -108,19 +108,19 @@ def plan_import(
         Pace(),
     )
     contents = SourceContents(
-        config=found.config,
+        config=foreign.config,
         owner_consent=(),
         consent=(),
         checkpoint=run.checkpoints[0],
         newest=name,
-        arrays=found.arrays,
-        checkpoint_bytes=found.state_bytes,
+        arrays=foreign.arrays,
+        checkpoint_bytes=foreign.state_bytes,
         data_digests=(),
-        data_bytes=None if (size := _data_bytes(source, found)) is None else (size,) * len(ends.data_hosts),
-        imported=PlannedImport((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
+        data_bytes=None if (size := _data_bytes(source, foreign)) is None else (size,) * len(ends.data_hosts),
+        imported=PlannedImport((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, foreign)),
     )
     plan = assemble(fleet, snapshot, replace(request, checkpoint="latest"), ends, contents)
-    problems = check_axes(found.arrays, contents.trainer, plan.shape.target_devices)
+    problems = check_axes(foreign.arrays, contents.trainer, plan.shape.target_devices)
     if problems:
         raise MidstreamError(problems[0], "choose a target with one of these device counts", Exit.REFUSED)
     return plan
@@ -167,7 +167,7 @@ def _bucket_survey(fleet: Fleet, url: str, config: str) -> CheckpointSurvey:
             return checkpoint_survey.survey_of(BucketFiles(client), url.rstrip("/"), config)
 
 
-def _run(request: Request, host: str, survey: CheckpointSurvey, found: ForeignRun, name: str) -> RunView:
+def _run(request: Request, host: str, survey: CheckpointSurvey, foreign: ForeignRun, name: str) -> RunView:
     """Return the run as the import will leave it: stopped, with one checkpoint."""
     status = records.Status(
         state=records.STOPPED,
@@ -177,26 +177,26 @@ def _run(request: Request, host: str, survey: CheckpointSurvey, found: ForeignRu
         pid=0,
         start_ticks=0,
         heartbeat=0.0,
-        num_train_steps=int(found.config["trainer"]["num_train_steps"]),
+        num_train_steps=int(foreign.config["trainer"]["num_train_steps"]),
     )
-    checkpoint = ListedCheckpoint(name, survey.step, 1, complete=True, accepted=True, size=found.state_bytes, epoch=1)
+    checkpoint = ListedCheckpoint(name, survey.step, 1, complete=True, accepted=True, size=foreign.state_bytes, epoch=1)
     return RunView(request.run_id, host, records.first_fence(host), None, 1, status, False, (checkpoint,))
 
 
-def _data_bytes(source: Host, found: ForeignRun) -> int | None:
+def _data_bytes(source: Host, foreign: ForeignRun) -> int | None:
     """Return the bytes of the run's data; None where they are not known."""
-    if not found.data_known:
+    if not foreign.data_known:
         return None
-    sizes = source.call(checkpoint_survey.sizes, timeout=SURVEY_TIMEOUT)(paths=list(found.data_paths))
+    sizes = source.call(checkpoint_survey.sizes, timeout=SURVEY_TIMEOUT)(paths=list(foreign.data_paths))
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def _warnings(snapshot: Snapshot, survey: CheckpointSurvey, found: ForeignRun) -> tuple[str, ...]:
+def _warnings(snapshot: Snapshot, survey: CheckpointSurvey, foreign: ForeignRun) -> tuple[str, ...]:
     lines = [
         f"it starts from step {survey.step} of this checkpoint: what its trainer ({NAMES[survey.kind]}) has done since "
         "is not migrated",
         *_places(survey),
-        *found.warnings,
+        *foreign.warnings,
         "the import checks every setting and array, and may refuse what this plan has not read",
     ]
     stale = [host.name for host in snapshot.hosts if host.link != "live"]

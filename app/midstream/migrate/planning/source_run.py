@@ -26,8 +26,8 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
     unreachable = [host for host in snapshot.hosts if host.link != "live"]
     copies = [copy for copy in snapshot.copies(request.run_id) if not request.source or copy.host == request.source]
     if not copies:
-        known = sorted({run.run_id for run in snapshot.runs})
-        hint = nearest_run(request.run_id, known, [host.name for host in unreachable])
+        run_ids = sorted({run.run_id for run in snapshot.runs})
+        hint = nearest_run(request.run_id, run_ids, [host.name for host in unreachable])
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
     judgement = snapshot.judgement(request.run_id)
     if judgement.problem:

@@ -64,7 +64,8 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
             "choose a target of equal hosts",
             Exit.REFUSED,
         )
-    hides = not any(each.kind.startswith("TPU") for each in accelerators[0])  # CUDA_VISIBLE_DEVICES hides no TPU
+    # CUDA_VISIBLE_DEVICES hides no TPU.
+    hides = not any(accelerator.kind.startswith("TPU") for accelerator in accelerators[0])
     after = world_of(described, len(devices), devices[0], before.device_count if hides else 0)
     changed_batch = check_world(described, before, after)
     check_data_iterator(source, run.run_id, described, before, after)
@@ -192,9 +193,9 @@ def _installed(target: str, run: RunFile) -> list[str]:
     lists = conda_lock.by_platform(run.environment.conda).values()
     if not lists:
         return []
-    servers = sorted({server for each in lists for server in each.servers})
-    number = max(len(each.packages) + len(each.pip) for each in lists)
-    variables = sorted({f"${name}" for each in lists for name in each.variables})
+    servers = sorted({server for conda_list in lists for server in conda_list.servers})
+    number = max(len(conda_list.packages) + len(conda_list.pip) for conda_list in lists)
+    variables = sorted({f"${name}" for conda_list in lists for name in conda_list.variables})
     return [
         f"{target} installs {count(number, 'package')} of a lock of conda from {shown(', '.join(servers))}"
         + (f", and sends the value of {', '.join(variables)} there" if variables else "")
