@@ -76,7 +76,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     engine.HISTORY.training.clear()
     engine.HISTORY.seals.clear()
     outcome = Outcome(schedule)
-    world = World(directory)
+    world = World(directory, schedule.seed)
     try:
         world.begin_run("one", 15)
         outcome.story.append(schedule.story())

@@ -37,19 +37,19 @@ class Symptom:
 def symptoms(run: RunView, now: float) -> list[Symptom]:
     """Return the symptoms of a run's copy at ``now`` (UTC seconds on the run's host)."""
     recent = _Recent(run.curve)
-    found = []
+    shown = []
     stalled = _stalled(run, recent, now)
     if stalled:
-        found.append(Symptom(STALLED, stalled))
+        shown.append(Symptom(STALLED, stalled))
     losses = recent.losses
     bad = sum(1 for _ in itertools.takewhile(lambda loss: not math.isfinite(loss), reversed(losses)))
     if bad:
         earlier = " or earlier" if bad == len(losses) and len(losses) < len(run.curve) else ""
         since = f"since step {recent.step(-bad)}{earlier}"
-        found.append(Symptom(NOT_A_NUMBER, f"the loss is NaN or infinite {since}"))
+        shown.append(Symptom(NOT_A_NUMBER, f"the loss is NaN or infinite {since}"))
     elif rising := _diverging(losses):
-        found.append(Symptom(DIVERGING, rising))
-    return found
+        shown.append(Symptom(DIVERGING, rising))
+    return shown
 
 
 class _Recent:
