@@ -28,7 +28,7 @@ REAL_CLOCK = time.perf_counter
 LONGEST = 1.5 * 86400.0  # virtual seconds after which a simulation that is not at its end counts as a wait without one
 
 
-QUANTUM = 0.25  # seconds that a short sleep or wait takes at least: polls of a file need no better clock
+QUANTUM = 0.5  # seconds that a short sleep or wait takes at least: polls of a file need no better clock
 
 
 class EndlessWaitError(AssertionError):

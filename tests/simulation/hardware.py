@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream_host.machine import gauges
+from midstream_host.machine import gauges, tpu
 from midstream_host.machine.rates import CounterRates
 from simulation.machines import replace_everywhere
 
@@ -15,4 +15,5 @@ def install() -> None:
     replace_everywhere(gauges._ticks, lambda: (0, 0))
     replace_everywhere(gauges.memory, lambda: MEMORY)
     replace_everywhere(gauges.disk, lambda root: DISK)
+    replace_everywhere(tpu.users, lambda: [])
     CounterRates._counters = lambda self: {}  # type: ignore[method-assign]

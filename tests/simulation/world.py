@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -30,7 +30,7 @@ from midstream_core import records
 from midstream_core.attempt import status_file
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, hardware, links, machines
+from simulation import copies, engine, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
@@ -258,6 +258,7 @@ def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
     hardware.install()
+    pace.install()
     replace_everywhere(host_pool.open_host, _open_host)
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
@@ -274,7 +275,7 @@ def install() -> None:
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
     journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
-    Watcher.__init__.__kwdefaults__["interval"] = WATCH_INTERVAL
+    cast("dict[str, float]", Watcher.__init__.__kwdefaults__)["interval"] = WATCH_INTERVAL
     status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
 
