@@ -26,6 +26,7 @@ from simulation.schedules import CALLS, MODES, SCENARIOS, Outcome, Schedule, run
 from simulation.shrink import broken_invariant, read_faults, replay_command, shrink
 
 MOST = 60  # seconds of a core for one schedule
+PAGE = Path(__file__).parents[2] / "docs/explanation/simulation-known-faults.md"
 MEMORY = 3 << 30  # bytes of address space for one schedule
 
 
@@ -59,6 +60,12 @@ def fork_schedule(schedule: Schedule, directory: str) -> Outcome:
     _, status = os.waitpid(child, 0)
     why = f"the process of the simulation ended with {os.waitstatus_to_exitcode(status)}; it may compute {MOST} s"
     return pickle.loads(data) if data else Outcome(schedule, broken=why)
+
+
+def children_seconds() -> float:
+    """Return the seconds of a core that ended children of this process have taken."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def warm(directory: str) -> None:
@@ -121,8 +128,7 @@ class Campaign:
 
     def summary(self) -> str:
         """Return the number of schedules, their pace, and how many broke an invariant."""
-        times = os.times()
-        used = times.children_user + times.children_system
+        used = children_seconds()
         pace = f"{used / self.done:.3f} s of a core each ({60 * self.done / used:.0f} a minute of it), "
         return (
             f"{self.done} schedules in {self.spent():.1f} s, {pace if self.done else ''}"
@@ -143,10 +149,20 @@ def _flags() -> argparse.ArgumentParser:
         "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
     )
     flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
+    flags.add_argument("--known-all", action="store_true", help="put each of them back, and write the docs' table")
+    flags.add_argument("--core-seconds", type=float, default=300.0, help="limit for each fault of --known-all")
     flags.add_argument(
         "--profile", action="store_true", help="run the seeds in this process, and print where time goes"
     )
     return flags
+
+
+def _known_all(directory: str, limit: float) -> int:
+    from simulation import known_table
+
+    found = list(known_table.findings(known_table.KNOWN, directory, limit))
+    known_table.write_page(found, PAGE, limit)
+    return 0 if all(finding.invariant for finding in found) else 1
 
 
 def main() -> int:
@@ -161,6 +177,8 @@ def main() -> int:
         from simulation.known_faults import KNOWN
 
         KNOWN[options.known]()
+    if options.known_all:
+        return _known_all(directory, options.core_seconds)
     schedules = (Schedule(seed, options.scenario, options.mode, options.faults) for seed in range(first, end))
     if options.profile:
         return _profile(schedules, directory)
