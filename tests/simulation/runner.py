@@ -16,6 +16,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from simulation import faults
@@ -89,6 +90,15 @@ def _profile(schedules: Iterator[Schedule], directory: str) -> int:
     return 0
 
 
+def told(outcome: Outcome) -> str:
+    """Return the story of a schedule; lines that repeat are counted."""
+    lines: list[str] = []
+    for line, same in groupby(outcome.story):
+        times = len(list(same))
+        lines.append(f"{line}\n  ({times} times)" if times > 1 else line)
+    return "\n".join(lines)
+
+
 class Campaign:
     """Runs schedules, and prints those that break an invariant."""
 
@@ -114,7 +124,7 @@ class Campaign:
 
     def _print(self, outcome: Outcome) -> None:
         print(f"\nseed {outcome.schedule.seed}: {outcome.broken}")
-        print("\n".join(outcome.story), flush=True)
+        print(told(outcome), flush=True)
         invariant = broken_invariant(outcome)
         if not invariant:
             return
@@ -123,7 +133,7 @@ class Campaign:
             self._shrunk.add(invariant)
             outcome = shrink(outcome, lambda schedule: fork_schedule(schedule, self._directory))
             print(f"\nshrunk: {outcome.broken}")
-            print("\n".join(outcome.story))
+            print(told(outcome))
         print(f"replay: {replay_command(outcome.schedule, self._known)}", flush=True)
 
     def summary(self) -> str:

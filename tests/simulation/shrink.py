@@ -89,4 +89,4 @@ def replay_command(schedule: Schedule, known: str = "") -> str:
     flags = ["--scenario", schedule.scenario, "--mode", schedule.mode, "--faults", faults_text(schedule.faults or ())]
     if known:
         flags += ["--known", known]
-    return f"make simulate SEED={schedule.seed} ARGS={shlex.quote(shlex.join(flags))}"
+    return f'make simulate SEED={schedule.seed} ARGS="{shlex.join(flags)}"'

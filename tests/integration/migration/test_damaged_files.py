@@ -25,7 +25,7 @@ from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import FORMAT, UNKNOWN, Plan
 from midstream.migrate.journal_recovery import reestablish
 from midstream.migrate.planning import measured_rates
-from midstream.migrate.steps.migration import Migration, MovedOnError
+from midstream.migrate.steps.migration import Migration, MovedOnError, replayed
 from midstream.watch.watcher import Watcher
 from midstream_core import records
 from support.command_line import Ended, midstream
@@ -339,6 +339,30 @@ def test_lost_journal_is_reestablished_from_hosts(migration: Migration, tmp_path
     done = {event.phase for event in migration.directory.view().events if event.state == phase_names.DONE}
     assert done == {phase_names.PREPARE, phase_names.CUTOVER}
     assert "journal.jsonl" not in str(migration.directory.view().damage)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_reestablish_sees_that_a_replica_was_promoted(migration: Migration, tmp_path: Path, answered: bool) -> None:
+    """A process of a copied state directory had promoted it; on the old code the certificate wanted a copied state."""
+    run, there = sealed(tmp_path / "a"), RunDirectory(tmp_path / "b", "r")
+    run.status(1, records.STOPPED, 9)
+    run.checkpoint(9, 1)
+    records.Command(records.STOP, 2, owner="b", migration=MIGRATION, sequence=4).write(
+        run.paths.attempt(1).command_file
+    )
+    records.Fence(1, "a").sealed(2, "b", 9).write(there.paths.fence)
+    records.Status(
+        records.TRAINING, 11, 0, heartbeat=1.0, run_id="r", attempt=2, epoch=2, acknowledged=3 if answered else 2,
+        **records.this_process().to_json(),
+    ).write(there.attempt(2).status())  # fmt: skip
+    records.Command(records.PROMOTE, 2, "step-9-a001", migration=MIGRATION, step=9, sequence=3).write(
+        there.paths.attempt(2).command_file
+    )
+    live = replace(migration, plan=changed(migration.plan, mode="live"))
+    live.journal.record(Facts(standby_attempt=2, fallback_reason="attempt 1 on a has ended (stopped)"))
+    reestablish(live, rollback=False)
+    assert replayed(live) is answered
+    assert live.journal.facts.takeover_step == (9 if answered else None)
 
 
 def test_reestablish_before_the_seal_records_no_facts(migration: Migration, tmp_path: Path) -> None:
