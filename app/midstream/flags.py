@@ -26,8 +26,10 @@ EXAMPLES = (
     ("midstream --migrate webtext --to rented", "migrate, certify, follow"),
     ("midstream --compare webtext --with v5e-16,v5p-8", "before anything is rented"),
     ("midstream --metrics webtext --json | tail -n 1", "the newest step"),
+    ("midstream --report webtext report.html", "a page to show others"),
     ("midstream --stop webtext", "save and stop"),
 )
+EXPORT_FORMATS = ("huggingface",)
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
@@ -112,6 +114,10 @@ def _add_look(flags: FlagParser) -> None:
     look.flag(
         "--system", of=("--metrics",), metavar="SECONDS", nargs="?", const=15, type=number, default_text="15",
         help="watch the run's hosts so long, and print their own metrics",
+    )  # fmt: skip
+    look.mode(
+        "--report", metavar=("RUN", "FILE"), nargs=2, completes="runs",
+        help="write a run's report, a .html page: curve, lineage, migrations, certificates, downtime, cost, config",
     )  # fmt: skip
     look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
     look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
@@ -301,6 +307,18 @@ def _add_checkpoints(flags: FlagParser) -> None:
         completes="checkpoints",
         help="compare two checkpoints by their manifests",
     )
+
+    checkpoints.mode(
+        "--export", metavar="RUN[@STEP]", needs=("--as", "--output"), completes="runs",
+        help="export a checkpoint of a run, the newest or that of a step, for another program",
+    )  # fmt: skip
+    checkpoints.flag(
+        "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
+    )
+    checkpoints.flag(
+        "--output", of=("--export",), metavar="PATH|HOST:PATH", completes="files",
+        help="the directory to create, on the host that has the run",
+    )  # fmt: skip
 
 
 def _add_screen(flags: FlagParser) -> None:

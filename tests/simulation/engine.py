@@ -441,7 +441,7 @@ class Engine:
             metrics.write(row)
         try:
             if rows or self._promotion is not None:
-                self._save(metrics)
+                self._try_save(metrics)
             while True:
                 epoch = reader.epoch()
                 if epoch > self.attempt.epoch or reader.superseded(self.attempt.epoch, self.attempt.start):
@@ -453,13 +453,13 @@ class Engine:
                     if self._stop(command, metrics):
                         return
                 elif command is not None and command.action == records.SAVE:
-                    self._save(metrics)
-                    self.status.update(acknowledged=command.sequence)
+                    saved = self._try_save(metrics)
+                    self.status.update(**{"acknowledged" if saved else "rejected": command.sequence})
                     self.status.try_write()
                 elif time.monotonic() - saved_at >= SAVE_INTERVAL:
                     saved_at = time.monotonic()
-                    self._save(metrics)
-                    retention.prune(self.paths, own=(self.attempt.epoch, self.attempt.start))
+                    if self._try_save(metrics):
+                        self._prune(retention)
                 time.sleep(STEP)
                 metrics.write(self._row())
                 self._step += 1
@@ -476,6 +476,22 @@ class Engine:
             return None
         self._answered = command.sequence
         return command
+
+    def _prune(self, retention: Retention) -> None:
+        try:
+            retention.prune(self.paths, own=(self.attempt.epoch, self.attempt.start))
+        except (CheckpointError, records.RecordError, OSError) as error:
+            print(f"old checkpoints not removed: {error}", flush=True)
+
+    def _try_save(self, metrics: MetricsFile) -> bool:
+        """Save; return whether it succeeded. The status has the reason; training continues."""
+        try:
+            self._save(metrics)
+        except (CheckpointError, OSError) as error:
+            self.status.update(state=records.TRAINING, message=f"step {self._step} not saved: {error}")
+            self.status.try_write()
+            return False
+        return True
 
     def _save(self, metrics: MetricsFile) -> None:
         """Commit a checkpoint where the fence accepts it."""
@@ -501,7 +517,11 @@ class Engine:
 
     def _stop(self, command: records.Command | None, metrics: MetricsFile) -> bool:
         self.status.update(state=records.STOPPING, step=self._step)
-        self._save(metrics)
+        if not self._try_save(metrics):
+            if command is None:
+                raise CheckpointError(self.status.value.message)
+            self.status.update(rejected=command.sequence)
+            return False
         if command is not None:
             if command.epoch > self.attempt.epoch:
                 save_fence.seal(

@@ -18,7 +18,8 @@ LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
 KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
          "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process", "fill source",
-         "fill target", "fill operator", "reboot operator", "snapshot source", "snapshot target")  # fmt: skip
+         "fill target", "fill operator", "reboot operator", "snapshot source", "snapshot target",
+         "cut bucket")  # fmt: skip
 LASTING = ("crash", "cut", "freeze", "fill", "snapshot")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
@@ -118,6 +119,10 @@ class Strikes:
             machine = world.machines[self._source if kind.endswith("source") else self._target]
             kept = world.keep_root(machine.name)
             _later(fault.seconds, lambda: self._restore(machine, kept))
+        elif kind == "cut bucket":
+            if world.bucket is not None:
+                world.bucket.reachable = False
+                _later(fault.seconds, lambda: setattr(world.bucket, "reachable", True))
         elif kind.startswith("cut"):
             names = {"cut source": [self._source], "cut target": [self._target]}.get(kind, [self._source, self._target])
             world.network.cut.update(names)

@@ -6,7 +6,6 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from midstream_core import records
 from simulation import engine
 from simulation.engine import Commit
 from simulation.world import World
@@ -78,14 +77,12 @@ def check_accepted(world: World, owner: str) -> None:
     if not commits:
         return
     fence = world.fence(owner)
-    paths = world.paths(owner)
     if fence is None:
         raise BrokenError(f"{owner} has no fence")
     accepted = [
         manifest.step
-        for path in Path(paths.checkpoints).glob(f"*/{records.MANIFEST}")
-        if (manifest := records.Manifest.read(str(path)))
-        and fence.accepts(manifest.epoch, manifest.step, manifest.start)
+        for manifest in world.manifests(owner)
+        if fence.accepts(manifest.epoch, manifest.step, manifest.start)
     ]
     last = commits[-1]
     if max(accepted, default=-1) < last.step:

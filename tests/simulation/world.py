@@ -33,7 +33,7 @@ from midstream_core.attempt import status_file
 from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import buckets, copies, engine, links, machines
+from simulation import buckets, copies, engine, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
@@ -167,10 +167,20 @@ class World:
         return count
 
     def _has(self, host: str, commit: engine.Commit) -> bool:
-        name = records.checkpoint_name(commit.step, commit.attempt)
-        path = os.path.join(self.paths(host).checkpoint(name), records.MANIFEST)
-        manifest = records.Manifest.read_or_none(path)
-        return manifest is not None and (manifest.epoch, manifest.start) == (commit.epoch, commit.start)
+        return any(
+            (manifest.step, manifest.epoch, manifest.start) == (commit.step, commit.epoch, commit.start)
+            for manifest in self.manifests(host)
+        )
+
+    def manifests(self, host: str) -> list[records.Manifest]:
+        """Return the manifests that a host has, or the bucket."""
+        if self.bucket is not None:
+            texts = [data for key, (data, _) in self.bucket.objects.items() if _is_manifest(key)]
+        else:
+            found = Path(self.paths(host).checkpoints).glob(f"*/{records.MANIFEST}")
+            texts = [path.read_bytes() for path in found if _is_manifest(str(path))]
+        parsed = [records.parse_json(text, host) if text.strip(b"\0") else None for text in texts]
+        return [records.Manifest.from_json(value, host) for value in parsed if value is not None]
 
     def begin_other(self) -> None:
         """Put a run that has stopped on the roots of both hosts: nothing may touch it."""
@@ -274,6 +284,11 @@ def start_engine(machine: Machine, environment: Mapping[str, str], directory: st
     return process
 
 
+def _is_manifest(path: str) -> bool:
+    name, _, file = path.rpartition("/")
+    return file == records.MANIFEST and records.parse_checkpoint_name(name.rpartition("/")[2]) is not None
+
+
 def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -360,6 +375,8 @@ def config(root: str) -> dict[str, Any]:
 def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
+    hardware.install()
+    pace.install()
     replace_everywhere(host_pool.open_host, _open_host)
     replace_everywhere(
         open_bucket.open_bucket, lambda url, access=None: buckets.Client(url, lambda: _WORLD[-1].bucket_here())

@@ -247,9 +247,9 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
         return _result(migration, Exit.INTERRUPTED, migration_state.ROLLBACK_INCOMPLETE, line)
     migration.directory.withdraw_request()
     migration.journal.write("phase", phase=phase_names.ROLLBACK, state=phase_names.DONE)
-    message, left = why if code != Exit.DONE else "rolled back as requested", migration.journal.facts.not_running or ""
-    if left:
-        return _result(migration, Exit.NOT_RUNNING, migration_state.ROLLED_BACK, f"{message}; {left}")
+    message = why if code != Exit.DONE else "rolled back as requested"
+    if not_running := migration.journal.facts.not_running:
+        return _result(migration, Exit.NOT_RUNNING, migration_state.ROLLED_BACK, f"{message}; {not_running}")
     return _result(migration, code, migration_state.ROLLED_BACK, message)
 
 

@@ -79,22 +79,22 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
             f"run {plan.run_id} is at epoch {fence.epoch} (owner {fence.owner}), and this migration does not have it",
             "midstream --status shows where it is",
         )
-    found = Facts()
+    restored = Facts()
     begun = ours and fence.epoch >= plan.epoch
     if begun:  # the source's fence says that it is sealed: the target may have started since
-        found = replace(found, owner_before=plan.route.source_target or plan.source, relaunching=True)
+        restored = replace(restored, owner_before=plan.route.source_target or plan.source, relaunching=True)
     if ours:
-        found = found.updated(_stop_facts(migration))
+        restored = restored.updated(_stop_facts(migration))
     sealed = facts.sealed or (sealed_already(migration) if ours else None)
-    found = replace(found, sealed=sealed).updated(_target_facts(migration, sealed is not None, rollback))
-    lost = found.without(facts)
-    known = facts.updated(lost)
-    crosses = known.takeover_step or known.rehearsal
+    restored = replace(restored, sealed=sealed).updated(_target_facts(migration, sealed is not None, rollback))
+    lost = restored.without(facts)
+    complete = facts.updated(lost)
+    crosses = complete.takeover_step or complete.rehearsal
     if mode_of(plan.mode).replays and sealed is None and not crosses:
         lost = replace(lost, fallback_reason=why)
     if mode_of(plan.mode).replays and sealed is not None:
         lost = lost.updated(_promotion(migration))
-    _journal_evident_phases(migration, sealed is not None, known.target_attempt is not None)
+    _journal_evident_phases(migration, sealed is not None, complete.target_attempt is not None)
     if ours and fence.epoch > plan.epoch and not _has_phase_event(migration, ROLLBACK, STARTED):
         migration.journal.write(
             "phase", phase=ROLLBACK, state=STARTED, message="a rollback was in progress", exit_code=1

@@ -59,7 +59,7 @@ class AttemptEvidence:
 class RunEvidence:
     """Every readable record of a run, and what is wrong with the others."""
 
-    found: bool
+    exists: bool
     now: float  # UTC seconds by this host's clock
     damaged: Dict[str, Text]  # file -> what is wrong with it
     newer: List[FileName]  # the damaged files that a newer midstream wrote
@@ -80,7 +80,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
     damaged = damaged_records.find(paths, most=MAX_DAMAGED)
     lock = _read(records.MigrationLock, paths.migration_lock)
     return RunEvidence(
-        found=os.path.lexists(paths.dir),
+        exists=os.path.lexists(paths.dir),
         now=time.time(),
         damaged=damaged,
         newer=damaged_records.newer(paths, damaged),
