@@ -25,6 +25,9 @@ def refusal(*hosts: str, epoch: int) -> str:
     return str(caught.value)
 
 
+IF_LOST = "large is certainly lost, midstream --migrate r --to TARGET --source-lost"
+
+
 def test_renamed_host_gets_its_name_again() -> None:
     assert refusal("big", "b", epoch=2) == (
         "run r has trained on big as large (epoch 2), which the fleet file does not name "
@@ -33,7 +36,7 @@ def test_renamed_host_gets_its_name_again() -> None:
 
 
 def test_copy_of_a_missing_owner_is_refused() -> None:
-    assert "add it there; if large is certainly lost, midstream --migrate r --to TARGET --source-lost" in refusal(
+    assert f"add it there; if {IF_LOST}" in refusal(
         "small", "b", epoch=1
     )
 
