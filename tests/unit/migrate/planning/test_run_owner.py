@@ -44,7 +44,4 @@ def test_copy_of_a_missing_owner_is_refused() -> None:
 def test_owner_without_a_copy_may_have_another_root() -> None:
     said = refusal("small", "large", epoch=1)
     assert "was handed to large (epoch 2), which has no copy (check root: of large in the fleet file" in said
-    assert (
-        "if that machine's state directory is lost, or large is certainly lost, midstream --migrate r --to TARGET --source-lost"
-        in said
-    )
+    assert f"if that machine's state directory is lost, or {IF_LOST}" in said
