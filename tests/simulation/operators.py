@@ -83,6 +83,7 @@ def _next(world: World, given: Counter[str]) -> tuple[str, list[str]]:
     unfinished = next((state for state in STATES if is_open(world, state)), "")
     if unfinished:
         return unfinished, ["--continue", migrations(world, unfinished)[-1]]
-    if code > 0 and code not in UNCHANGED and not world.troubled:
+    named = hints.COMMAND.search(hints.last_message(text))  # one that shows the reason, such as a log
+    if code > 0 and code not in UNCHANGED and named is None and not world.troubled:
         raise BrokenError(f"a command printed no line that brings the run on: {world.said[-1]}")
     return "state", ["--restart", RUN]
