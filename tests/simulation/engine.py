@@ -35,6 +35,7 @@ from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_engine.runtime import attempt_record
 from midstream_engine.tracking.metrics_file import MetricsFile
+from simulation import groups
 from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
 
@@ -82,6 +83,7 @@ class History:
 
     def clear(self) -> None:
         """Forget everything."""
+        groups.ATTEMPTS.clear()
         self.commits.clear()
         self.starts.clear()
         self.training.clear()
@@ -183,6 +185,9 @@ class Engine:
         store = self._config["trainer"].get("checkpointer", {}).get("base_path", "")
         self.attempt = attempt_record.open_attempt(root, run_id, environment, store)
         self.paths, self.files = self.attempt.paths, self.attempt.files
+        number = int(environment.get(groups.RANK, "0/1").split("/")[1])
+        self._peers = groups.Peers(self.files.dir, 0, number)
+        self._processes = number
         self._signalled = ""
         self._step = self._restored = 0
         self._answered = 0
@@ -200,12 +205,14 @@ class Engine:
             return 1
         self.status = StatusFile(
             self.files.status(0), run_id=self.paths.run_id, attempt=self.attempt.number,
-            epoch=self.attempt.first_epoch, num_train_steps=STEPS, host=os.environ.get("MIDSTREAM_HOST", ""),
+            epoch=self.attempt.first_epoch, num_train_steps=STEPS, processes=self._processes,
+            host=os.environ.get("MIDSTREAM_HOST", ""),
         )  # fmt: skip
         self.status.update(state_bytes=len(state_of(0)) + 512, devices=[{"kind": "cpu", "platform": "cpu"}])
         command = records.Command.read_or_none(self.files.command_file)
         self._answered = max(self.status.value.acknowledged, self.status.value.rejected)
         try:
+            self._peers.meet()
             return self._attempt(command)
         except (FencedError, save_fence.FenceRejectedError) as error:
             return self._fail(str(error), records.EXIT_FENCED)
@@ -469,6 +476,7 @@ class Engine:
             metrics.close()
 
     def _next_command(self) -> records.Command | None:
+        self._peers.check()
         command = records.Command.read_or_none(self.files.command_file)
         if command is None or command.sequence <= self._answered:
             return None
@@ -547,16 +555,17 @@ def main() -> int:
     return code
 
 
-def record_exit(directory: str, code: int) -> None:
+def record_exit(directory: str, code: int, rank: int = 0) -> None:
     """Write what the engine's supervisor writes after its exit."""
     files = records.AttemptPaths(directory)
-    last = records.Status.read_or_none(files.status(0))
+    last = records.Status.read_or_none(files.status(rank))
     killed = code < 0
     records.ProcessExit(
-        process=0, code=None if killed else code, time=time.time(), signal=signal.Signals(-code).name if killed else "",
+        process=rank, code=None if killed else code, time=time.time(),
+        signal=signal.Signals(-code).name if killed else "",
         state=last.state if last else "", step=last.step if last else 0, heartbeat=last.heartbeat if last else 0.0,
         message=last.message if last else "",
-    ).write(files.exit(0))  # fmt: skip
+    ).write(files.exit(rank))  # fmt: skip
 
 
 __all__ = ["HISTORY", "Commit", "Engine", "dataclasses", "main", "record_exit"]

@@ -12,7 +12,7 @@ from typing import Any
 from simulation.cooperative import SCHEDULER
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
-from simulation.world import World
+from simulation.world import PAIR, World
 
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
@@ -109,6 +109,8 @@ class Strikes:
             SCHEDULER.park(fault.seconds)
         elif kind.startswith("crash"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
+            if machine.name in PAIR and world.target == "pair":
+                machine = world.machines[world.dice.choice(PAIR)]
             self._crash(machine)
             _later(fault.seconds, lambda: machine.boot(world.dice.choice(JUMPS)))
         elif kind == "reboot operator":

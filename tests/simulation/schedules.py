@@ -22,7 +22,8 @@ from simulation.world import LIE, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
-STORES = ("disk", "disk", "disk", "bucket", "disk", "disk", "bucket", "bucket without conditions")
+GROUP = "group"  # the target has two hosts
+PLACES = ("disk", "disk", "disk", "disk", "bucket", "bucket", "bucket without conditions", GROUP, GROUP)
 OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 
@@ -40,17 +41,17 @@ class Schedule:
     scenario: str = ""
     mode: str = ""
     faults: tuple[faults.Fault, ...] | None = None
-    store: str = ""
+    place: str = ""
 
     def drawn(self, dice: random.Random) -> Schedule:
         """Return this schedule with what it leaves open drawn; as much is drawn where nothing is open."""
         mode = dice.choice(MODES)
         struck = faults.draw(dice, CALLS[mode])
         scenario = dice.choice(SCENARIOS)
-        store = dice.choice(STORES)
+        place = dice.choice(PLACES)
         given = self.faults if self.faults is not None else tuple(struck)
-        mode = "warm" if "bucket" in (self.store or store) and mode == "live" else mode  # refused with a bucket
-        return Schedule(self.seed, self.scenario or scenario, self.mode or mode, given, self.store or store)
+        mode = "warm" if (self.place or place) != "disk" and mode == "live" else mode  # live is refused there
+        return Schedule(self.seed, self.scenario or scenario, self.mode or mode, given, self.place or place)
 
     def story(self) -> str:
         """Return the schedule in a line."""
@@ -77,8 +78,8 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     SCHEDULER.reset(schedule.seed)
     engine.HISTORY.clear()
     outcome = Outcome(schedule)
-    bucket = buckets.Bucket(conditional=schedule.store == "bucket") if schedule.store != "disk" else None
-    world = World(directory, schedule.seed, bucket)
+    bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
+    world = World(directory, schedule.seed, bucket, target="pair" if schedule.place == GROUP else "two")
     try:
         if dice.random() < OTHER_RUNS:
             world.begin_other()
@@ -121,7 +122,7 @@ SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "
 
 def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
     """Give the commands of a scenario."""
-    migrate = ("--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
+    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *SHORT)
     if scenario == "guard":
         _guard(world, dice.choice([100.0, 400.0, 1500.0]))
         return
@@ -150,7 +151,7 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
 
 def _guard(world: World, seconds: float) -> None:
     """Guard the run for some time."""
-    guard = world.command("--guard", RUN, "--to", "two", "--yes")
+    guard = world.command("--guard", RUN, "--to", world.target, "--yes")
     world.run_for(seconds)
     guard.deliver(SIGINT)
     world.wait(guard)

@@ -20,10 +20,11 @@ from typing import Any
 
 import yaml
 
+from midstream.check import target_checks
 from midstream.fleet import fleet as fleets
 from midstream.hosts import host_pool
 from midstream.install import bundle
-from midstream.launch import input_check
+from midstream.launch import host_links, input_check
 from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
@@ -33,12 +34,14 @@ from midstream_core.attempt import status_file
 from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import buckets, copies, engine, hardware, links, machines, pace
+from simulation import buckets, copies, engine, groups, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
+HOSTS = ("one", "two", "three", "four")
+PAIR = ("two", "four")  # hosts of a group that share the root of the first
 LIE = 9  # epoch of a fence that a machine claims
 OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
@@ -52,6 +55,7 @@ class World:
     directory: str
     seed: int = 0
     bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
+    target: str = "two"  # of migrations: a host, or the group of `PAIR`
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
@@ -67,7 +71,7 @@ class World:
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", "one", "two", "three"):
+        for name in ("operator", *HOSTS):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -80,18 +84,19 @@ class World:
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
             name: {"type": "ssh", "address": name, "root": self.root(name), "python": "/usr/bin/python3", "devices": 1}
-            for name in ("one", "two", "three")
+            for name in HOSTS
         }
         fleet: dict[str, Any] = {"hosts": hosts}
         if self.bucket is not None:
             fleet["stores"] = {"all": {"url": buckets.URL}}
             for entry in hosts.values():
                 entry["store"] = "all"
+        fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
         Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         _WORLD.append(self)
 
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
         return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
@@ -266,19 +271,24 @@ class World:
 _WORLD: list[World] = []
 
 
-def start_engine(machine: Machine, environment: Mapping[str, str], directory: str, log: str) -> SimulatedProcess:
-    """Start an engine, with its log and its exit record."""
+def start_engine(
+    machine: Machine, environment: Mapping[str, str], directory: str, log: str, rank: int = 0, number: int = 1
+) -> SimulatedProcess:
+    """Start an engine, or a further process of one, with its log and its exit record."""
 
     def write(data: bytes) -> None:
         _append(Path(log), data)
 
-    process = SimulatedProcess(machine, engine.main, f"engine {directory[-3:]}", environment, write)
+    environment = {**environment, groups.RANK: f"{rank}/{number}"}
+    run = groups.main if rank else engine.main
+    process = SimulatedProcess(machine, run, f"engine {directory[-3:]}", environment, write)
     process.stderr._write = write
+    groups.join(directory, rank, process)
 
     def supervise() -> None:
         process.ended.wait()
         if machine.up and machine.booted <= SCHEDULER.now:
-            SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0), "supervisor")
+            SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0, rank), "supervisor")
 
     SCHEDULER.start(supervise, None, f"supervisor {directory[-3:]}")
     return process
@@ -309,11 +319,11 @@ def _spawn_attempt(
     note: Mapping[str, Any] | None = None,
 ) -> records.ProcessIdentity:
     """Start a detached process, as `process_start.spawn` does."""
-    del directory
     caller = present()
     assert caller is not None
     own = {key: value for key, value in env.items() if key.startswith(("MIDSTREAM_", "RUN_ID"))}
-    process = start_engine(caller.machine, own, os.path.dirname(launched), log)
+    directory = os.path.dirname(launched)
+    process = start_engine(caller.machine, own, directory, log, groups.position(argv), groups.size(argv))
     identity = _identity(process)
     records.write_json(launched, {**identity.to_json(), "argv": list(argv), **(note or {})})
     return identity
@@ -345,6 +355,21 @@ def _append(path: Path, data: bytes) -> None:
 
 def _open_host(name: str, entry: Any) -> links.SimulatedHost:
     return links.SimulatedHost(name, entry, _WORLD[-1].network)
+
+
+def _try_links(listener: host_links.LinkListener, others: Sequence[links.SimulatedHost]) -> list[host_links.HostLink]:
+    """Connect from hosts to a listener: each reaches it that answers."""
+    for other in others:
+        other.connect()
+    return [host_links.HostLink(other.name, listener.host, listener.addresses[0], 0.001) for other in others]
+
+
+def _clock_skew(host: links.SimulatedHost) -> float:
+    """Return the seconds that a host's clock is ahead of the caller's, after a call of it."""
+    host.connect()
+    caller = present()
+    assert caller is not None
+    return host._machine.clock.wall() - caller.machine.clock.wall()
 
 
 _write_line = journal.Journal.write
@@ -388,6 +413,9 @@ def install() -> None:
     replace_everywhere(copy_tree.copy_tree, copies.copy_tree)
     replace_everywhere(send_files.send_files, copies.send_files)
     replace_everywhere(environments.run_command, functools.wraps(environments.run_command)(_run_command))
+    replace_everywhere(host_links.meet, lambda first, others, internal=None, ports=(): f"{first.name}:29400")
+    replace_everywhere(host_links.try_links, _try_links)
+    replace_everywhere(target_checks.clock_skew, _clock_skew)
     replace_everywhere(input_check._read, _read_config)
     replace_everywhere(inventory.collect, dict)
     replace_everywhere(slurm.query_in_background, lambda: None)
