@@ -23,7 +23,7 @@ from simulation import faults
 from simulation import world as worlds
 from simulation.cooperative import REAL_CLOCK
 from simulation.machines import REAL_EXIT
-from simulation.schedules import CALLS, MODES, SCENARIOS, Outcome, Schedule, run_schedule
+from simulation.schedules import CALLS, MODES, PLACES, SCENARIOS, Outcome, Schedule, run_schedule
 from simulation.shrink import broken_invariant, read_faults, replay_command, shrink
 
 MOST = 60  # seconds of a core for one schedule
@@ -152,6 +152,7 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--seed", type=int, help="one seed, with its story")
     flags.add_argument("--scenario", choices=dict.fromkeys(SCENARIOS), default="", help="in place of the drawn one")
     flags.add_argument("--mode", choices=MODES, default="", help="in place of the drawn one")
+    flags.add_argument("--place", choices=dict.fromkeys(PLACES), default="", help="in place of the drawn one")
     flags.add_argument("--faults", type=read_faults, help="in place of the drawn ones: CALL:KIND[:SECONDS],...")
     flags.add_argument("--seconds", type=float, default=0.0, help="end after that long")
     flags.add_argument("--show", action="store_true", help="print the story of each seed")
@@ -189,7 +190,9 @@ def main() -> int:
         KNOWN[options.known]()
     if options.known_all:
         return _known_all(directory, options.core_seconds)
-    schedules = (Schedule(seed, options.scenario, options.mode, options.faults) for seed in range(first, end))
+    schedules = (
+        Schedule(seed, options.scenario, options.mode, options.faults, options.place) for seed in range(first, end)
+    )
     if options.profile:
         return _profile(schedules, directory)
     if options.each is not None:

@@ -50,12 +50,13 @@ class Schedule:
         scenario = dice.choice(SCENARIOS)
         place = dice.choice(PLACES)
         given = self.faults if self.faults is not None else tuple(struck)
-        mode = "warm" if (self.place or place) != "disk" and mode == "live" else mode  # live is refused there
-        return Schedule(self.seed, self.scenario or scenario, self.mode or mode, given, self.place or place)
+        mode, place = self.mode or mode, self.place or place
+        mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
+        return Schedule(self.seed, self.scenario or scenario, mode, given, place)
 
     def story(self) -> str:
         """Return the schedule in a line."""
-        return f"{self.scenario}, mode {self.mode}, {self.store}; " + "; ".join(
+        return f"{self.scenario}, mode {self.mode}, {self.place}; " + "; ".join(
             fault.story() for fault in self.faults or ()
         )
 

@@ -15,7 +15,7 @@ from midstream.migrate.repair.owner_repair import adopt, adoption, believed, los
 from midstream.migrate.repair.repair_proposal import RepairProposal, UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence, store_of
 from midstream_core import records
-from midstream_host.runs import record_repair
+from midstream_host.runs import ownership, record_repair
 
 LEASE_DURATION = 3600.0  # seconds after which a migration that has not sealed a run has lost its lock
 # Later records are derived from earlier ones.
@@ -53,6 +53,9 @@ def apply(hosts: HostPool, proposal: RepairProposal) -> str:
         return adopt(hosts, proposal)
     host = hosts.get(proposal.host)
     value = None if proposal.value is None else dict(proposal.value)
+    if proposal.rises and value is not None:
+        host.call(ownership.put_fence)(root=host.root, run_id=proposal.run_id, fence=value)
+        return ""
     return host.call(record_repair.put)(root=host.root, run_id=proposal.run_id, file=proposal.file, value=value)
 
 
@@ -69,7 +72,9 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
         and host_evidence.attempts
     ):
         damaged.setdefault("ownership.json", "it is missing, and the run has signed records")
-    fence = host_evidence.fence
+    fence, behind = host_evidence.fence, _behind(gathered, host, host_evidence)
+    if behind:
+        damaged.setdefault("fence.json", behind)
     proposals: list[RepairProposal] = []
     names = sorted(
         damaged, key=lambda name: (_REPAIR_ORDER.index(name) if name in _REPAIR_ORDER else len(_REPAIR_ORDER), name)
@@ -79,7 +84,10 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
             if name in host_evidence.newer:
                 raise UndeterminedError("a newer midstream wrote it: update midstream")
             value, evidence = _repair(gathered, host, name, fence)
-            proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence)))
+            rises = name == "fence.json" and bool(behind)
+            proposals.append(
+                RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence), rises=rises)
+            )
         except UndeterminedError as error:
             proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], missing=str(error)))
             continue
@@ -89,6 +97,14 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
             host_evidence = dataclasses.replace(host_evidence, lineage=records.Lineage.from_json(dict(value)))
             gathered = dataclasses.replace(gathered, hosts={**gathered.hosts, host: host_evidence})
     return proposals
+
+
+def _behind(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> str:
+    """Return what is wrong with the owner's fence that is of an earlier ownership than the signed one; or nothing."""
+    head, fence = gathered.judgement.head, host_evidence.fence
+    if head is None or fence is None or host not in gathered.judgement.owner_hosts or not 0 < fence.epoch < head.epoch:
+        return ""
+    return f"it is an earlier copy (ownership {fence.epoch}), and a signed record says {head.owner} ({head.epoch})"
 
 
 def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence | None) -> Determined:
