@@ -15,7 +15,7 @@ from midstream.migrate.repair.owner_repair import adopt, adoption, believed, los
 from midstream.migrate.repair.repair_proposal import RepairProposal, UndeterminedError
 from midstream.migrate.repair.run_evidence import FleetEvidence, store_of
 from midstream_core import records
-from midstream_host.runs import ownership, record_repair
+from midstream_host.runs import record_repair
 
 LEASE_DURATION = 3600.0  # seconds after which a migration that has not sealed a run has lost its lock
 # Later records are derived from earlier ones.
@@ -53,9 +53,6 @@ def apply(hosts: HostPool, proposal: RepairProposal) -> str:
         return adopt(hosts, proposal)
     host = hosts.get(proposal.host)
     value = None if proposal.value is None else dict(proposal.value)
-    if proposal.rises and value is not None:
-        host.call(ownership.put_fence)(root=host.root, run_id=proposal.run_id, fence=value)
-        return ""
     return host.call(record_repair.put)(root=host.root, run_id=proposal.run_id, file=proposal.file, value=value)
 
 
@@ -84,10 +81,7 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
             if name in host_evidence.newer:
                 raise UndeterminedError("a newer midstream wrote it: update midstream")
             value, evidence = _repair(gathered, host, name, fence)
-            rises = name == "fence.json" and bool(behind)
-            proposals.append(
-                RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence), rises=rises)
-            )
+            proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence)))
         except UndeterminedError as error:
             proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], missing=str(error)))
             continue

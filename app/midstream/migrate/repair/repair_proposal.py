@@ -26,7 +26,6 @@ class RepairProposal:
     missing: str = ""  # reason why it is not determined; empty where it is
     adopts: records.Fence | None = None  # fence under which the host becomes the signed owner, by the user's consent
     begun: float = 0.0  # UTC seconds at which the run of this name began that the new records replace; 0: none
-    rises: bool = False  # a fence that can be read, and is of an earlier ownership than the signed one
     newest: tuple[int, int] | None = None  # epoch and step of the newest complete checkpoint of what is adopted
 
     @property

@@ -36,9 +36,7 @@ def test_renamed_host_gets_its_name_again() -> None:
 
 
 def test_copy_of_a_missing_owner_is_refused() -> None:
-    assert f"add it there; if {IF_LOST}" in refusal(
-        "small", "b", epoch=1
-    )
+    assert f"add it there; if {IF_LOST}" in refusal("small", "b", epoch=1)
 
 
 def test_owner_without_a_copy_may_have_another_root() -> None:
