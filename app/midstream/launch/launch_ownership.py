@@ -154,7 +154,7 @@ def judge_launch(
 
 
 def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:
-    """Return the first host of the signed owner whose fence is of an earlier ownership, and that ownership."""
+    """Return the owner's first host with an earlier fence, and what that shows."""
     epoch = 0 if judgement.head is None else judgement.head.epoch
     for copy in copies:
         fence = copy.fence

@@ -97,9 +97,9 @@ def evidence(root: str, run_id: str) -> RunEvidence:
 
 @once("a second call is rejected: the record can be read by then")
 def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileName:
-    """Replace a damaged or missing record by ``value``, or by nothing (None); a fence also by one of a later epoch.
+    """Replace a damaged or missing record by ``value``, or by nothing (None).
 
-    The old file is kept beside it; its new name is returned, empty where there was no file.
+    A fence is also replaced by one of a later epoch. The old file is kept beside it; its new name is returned, empty where there was no file.
 
     Raises:
         RefusedError: The record can be read: another process has repaired it. Or a newer midstream wrote it.

@@ -155,9 +155,7 @@ def test_last_epoch_of_a_lineage_ends_no_repair(
     assert "the step of its seal is not known" in fleet.refused("--repair", RUN, "--on", "here")
 
 
-def test_earlier_fence_of_a_restored_owner_starts_nothing_and_is_repaired(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_earlier_fence_of_a_restored_owner_is_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The owner's root was restored, and its signed record with it.
 
     On the old code the repair ended there: an engine started under the earlier ownership, and could save nothing.

@@ -94,7 +94,7 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
 
 
 def _behind(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> str:
-    """Return what is wrong with the owner's fence that is of an earlier ownership than the signed one; or nothing."""
+    """Return in words that the owner's fence is an earlier copy; empty if not."""
     head, fence = gathered.judgement.head, host_evidence.fence
     if head is None or fence is None or host not in gathered.judgement.owner_hosts or not 0 < fence.epoch < head.epoch:
         return ""

@@ -312,9 +312,7 @@ def on_cluster(state: str = records.TRAINING, running: bool = True, step: int = 
     )
 
 
-def test_guard_of_a_failed_engine_prints_the_command_that_starts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guard_of_a_failed_engine_prints_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = on_cluster(records.FAILED, running=False)
     watching, events = cluster_guard(tmp_path, monkeypatch, [failed], ["cluster", "b"])
     monkeypatch.setattr(watching.evidence, "notice", lambda _: "")
