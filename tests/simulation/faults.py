@@ -20,6 +20,8 @@ KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "c
          "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process", "fill source",
          "fill target", "fill operator", "reboot operator", "snapshot source", "snapshot target",
          "cut bucket")  # fmt: skip
+# Drawn more often: what fewer schedules have seen.
+WEIGHTED = (*KINDS, *("crash source", "crash target", "reboot operator", "snapshot source", "snapshot target") * 2)
 LASTING = ("crash", "cut", "freeze", "fill", "snapshot")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
@@ -52,7 +54,7 @@ def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
     """Draw faults for a migration of about so many calls."""
     found: list[Fault] = []
     for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)])):
-        kind = dice.choice(KINDS)
+        kind = dice.choice(WEIGHTED)
         lasting = kind.startswith(LASTING)
         found.append(Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if lasting else 0.0))
     return sorted(found, key=lambda fault: fault.call)

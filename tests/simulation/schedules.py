@@ -18,7 +18,7 @@ from signal import SIGINT
 from simulation import buckets, engine, faults, hints, invariants, operators
 from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.world import FALSE, RUN, World, records
+from simulation.world import CLAIMED, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
@@ -162,14 +162,14 @@ def _guard(world: World, seconds: float) -> None:
 def _claim(world: World, name: str) -> None:
     """Have a machine show the run as its own, under a later epoch than its own."""
     paths = world.paths(name)
-    os.makedirs(paths.attempt(FALSE).dir)
+    os.makedirs(paths.attempt(CLAIMED).dir)
     for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
         shutil.copy(source, target)
     if world.bucket is None:
         shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
     else:
         shutil.copy(world.paths("one").store_file, paths.store_file)
-    records.Fence(FALSE, name, sealed_step=1).write(paths.fence)
+    records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
     status = world.status("one")
     assert status is not None
-    replace(status, attempt=FALSE, epoch=FALSE, host=name, step=10**6).write(paths.attempt(FALSE).status(0))
+    replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

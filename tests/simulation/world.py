@@ -42,7 +42,7 @@ from simulation.machines import Machine, SimulatedProcess, present, replace_ever
 RUN = "r"
 HOSTS = ("one", "two", "three", "four")
 PAIR = ("two", "four")  # hosts of a group that share the root of the first
-FALSE = 9  # epoch of a fence that a machine claims
+CLAIMED = 9  # epoch of a fence that a machine claims
 OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
@@ -233,7 +233,7 @@ class World:
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
         target = json.loads((directory / "plan.json").read_text())["route"]["target"]
-        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < FALSE]
+        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < CLAIMED]
         owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
         if owner != target:
             self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
