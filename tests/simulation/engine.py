@@ -58,13 +58,31 @@ class Commit:
     root_digest: str
 
 
+@dataclass(frozen=True)
+class Start:
+    """One start of an engine that may commit."""
+
+    machine: str
+    epoch: int
+    start: int
+    restored: int
+
+
 @dataclass
 class History:
     """Events that really happened. No program under test reads them."""
 
     commits: list[Commit] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
     training: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # process -> (epoch, start)
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.commits.clear()
+        self.starts.clear()
+        self.training.clear()
+        self.seals.clear()
 
 
 HISTORY = History()
@@ -387,6 +405,7 @@ class Engine:
         self.status.update(state=records.TRAINING, step=self._step)
         key = (self._process.machine.name, self._process.pid)
         HISTORY.training[key] = (self.attempt.epoch, self.attempt.start)
+        HISTORY.starts.append(Start(self._process.machine.name, self.attempt.epoch, self.attempt.start, self._restored))
         saved_at = time.monotonic()
         for row in rows:
             metrics.write(row)
