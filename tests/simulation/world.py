@@ -32,7 +32,7 @@ from midstream_core import records
 from midstream_core.attempt import status_file
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, links, machines
+from simulation import copies, engine, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
@@ -343,6 +343,8 @@ def config(root: str) -> dict[str, Any]:
 def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
+    hardware.install()
+    pace.install()
     replace_everywhere(host_pool.open_host, _open_host)
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
