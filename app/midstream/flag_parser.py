@@ -213,8 +213,8 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print an error as one line and exit with the code for usage."""
         message = re.sub(r"^argument (\S+): ", r"\1: ", message)
-        if found := re.fullmatch(r"(--[a-z-]+): expected (?:one argument|\d+ arguments)", message):
-            message = f"{found[1]} needs {' '.join(_values(self.actions[found[1]]))}"
+        if matched := re.fullmatch(r"(--[a-z-]+): expected (?:one argument|\d+ arguments)", message):
+            message = f"{matched[1]} needs {' '.join(_values(self.actions[matched[1]]))}"
         hint = "" if message.endswith(")") else f" ({HELP_HINT})"
         sys.stderr.write(f"midstream: {message}{hint}\n")
         raise SystemExit(int(Exit.USAGE))

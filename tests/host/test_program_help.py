@@ -28,7 +28,7 @@ time.sleep(600)
 """
 
 
-def test_help_is_printed_in_an_empty_directory_without_accelerators(tmp_path: Path) -> None:
+def test_help_is_printed_in_an_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PARSER)
     found = read_help(str(tmp_path), sys.executable, "train.py")
     assert found.problem == ""

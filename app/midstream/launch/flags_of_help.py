@@ -38,7 +38,10 @@ ACCUMULATION = (
 
 @dataclass(frozen=True)
 class HelpFlag:
-    """A flag. ``takes_value``: it is followed by one. ``default``: as the help has it; empty: none."""
+    """Flag of a program.
+
+    ``takes_value``: it is followed by one. ``default``: as the help has it; empty: none.
+    """
 
     name: str  # with its dashes, as it is written
     takes_value: bool = True
@@ -64,7 +67,10 @@ def chosen(flags: Mapping[str, HelpFlag], names: Sequence[str]) -> HelpFlag | No
 
 
 def value_in(words: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None:
-    """Return (flag as it is written, value) of the first of ``names`` that a command line has with a value."""
+    """Return flag and value of the first of ``names`` that a command line has.
+
+    The flag is returned as it is written; one without a value does not count.
+    """
     for name in names:
         for index, word in enumerate(words):
             flag, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Run files that are written from what a trainer's directory, process, output and help show.
+"""Run files made from a trainer's directory, process, output and help.
 
 Where nothing is shown, there is a comment to fill in, and a line that says so.
 """
@@ -27,7 +27,7 @@ _LAST_NUMBER = re.compile(r"\d+(?!.*\d)")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What shows how a trainer is started and what it writes.
+    """Evidence of how a trainer is started and what it writes.
 
     ``flags``: of its help, by name; empty where that was not read, for the reason ``no_help``.
     """
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def program(self) -> str:
-        """The program that trains: of the process, else the one whose name says so; empty: none."""
+        """The program that trains, of the process, else by its name; empty: none."""
         words = self.launcher.words if self.launcher is not None else []
         named = next((word for word in words if word.endswith(".py")), "")
         programs = self.directory.programs
@@ -105,14 +105,17 @@ def draft(evidence: Evidence) -> Draft:
 
 
 def _program_words(evidence: Evidence) -> list[str]:
-    """Return a command for a program that does not run; its output flag is that of its help."""
+    """Return a command for a program that does not run, by its help."""
     flag = chosen(evidence.flags, flags_of_help.OUTPUT)
     name = flag.name if flag is not None else "--output_dir"
     return ["python", evidence.program or "train.py", name, "{out}"]
 
 
 def _output(evidence: Evidence, words: list[str], result: Draft) -> tuple[list[str], str]:
-    """Return the command with ``{out}``, and the directory that it stands for; empty: ``out``, or none."""
+    """Return the command with ``{out}``, and the directory that it stands for.
+
+    The latter is empty for ``out``, and where nothing shows it.
+    """
     if evidence.launcher is None:
         return words, ""
     directory = evidence.directory.directory
@@ -190,7 +193,7 @@ def _add_checkpoints(evidence: Evidence, out: str, result: Draft) -> None:
 
 
 def _pattern(name: str) -> str:
-    """Return a pattern of names that differ in their last number, in the last component."""
+    """Return a pattern of names that differ in the last number of their last part."""
     folder, slash, last = name.rpartition("/")
     return folder + slash + _LAST_NUMBER.sub("*", last)
 

@@ -1,4 +1,4 @@
-"""What a host shows of a trainer, for its run file: process, output, and help of its program."""
+"""Evidence of a trainer on a host: process, output, and help of its program."""
 
 from __future__ import annotations
 

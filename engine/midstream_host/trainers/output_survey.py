@@ -40,7 +40,7 @@ class MetricsFile:
 
 @dataclasses.dataclass(frozen=True)
 class OutputFiles:
-    """What a trainer has written, newest first; paths are relative to its directory.
+    """Output of a trainer, newest first; paths are relative to its directory.
 
     ``checkpoints``: files and directories whose names have a step. ``complete``: all entries were looked at.
     """
@@ -86,7 +86,10 @@ def _parents(path: str) -> Iterator[str]:
 
 
 def _entries(directory: str) -> Iterator[Tuple[str, bool, float]]:
-    """Yield (relative path, whether it is a directory, time of its change), directories before what is in them."""
+    """Yield (relative path, whether it is a directory, time of its change).
+
+    A directory comes before what is in it.
+    """
     waiting = [("", 0)]
     while waiting:
         parent, depth = waiting.pop(0)

@@ -1,4 +1,4 @@
-"""What a training program prints for ``--help``.
+"""Help of a training program, as ``--help`` prints it.
 
 Standard library only; runs on the host. The program is executed, so the user has agreed to that.
 """
@@ -44,7 +44,9 @@ def has_parser(text: str) -> bool:
 
 @once("it executes the user's program")
 def read_help(directory: str, python: FileName, program: FileName) -> ProgramHelp:
-    """Run a program with ``--help``, in an empty directory and without accelerators, for `TIME_LIMIT` at most.
+    """Run a program with ``--help``, for `TIME_LIMIT` at most.
+
+    It runs in an empty directory, and without accelerators.
 
     ``python`` is an interpreter, ``program`` the path of a program below ``directory``.
     """
