@@ -316,8 +316,6 @@ def _newest(fleet: Fleet, host: Host, judgement: Judgement, here: Sequence[RunDe
         stored = bucket.checkpoints(accepted=accepted.accepts)
     except (MidstreamError, records.RecordError) as error:
         return NewestCheckpoint(problem=f"no checkpoint, as {url} cannot be read ({error}),")
-    positions = [
-        (checkpoint.epoch, checkpoint.step) for checkpoint in stored if checkpoint.complete and checkpoint.accepted
-    ]
+    positions = [(checkpoint.epoch, checkpoint.step) for checkpoint in stored if checkpoint.usable]
     shown = claim(bucket.url, fence, stored, accepted.proven, owner_line(head, host.name, own))
     return NewestCheckpoint(*max(positions, default=(0, None)), claim=shown)

@@ -14,7 +14,7 @@ from midstream.migrate.steps.stop_command import adopt_stop, commanded_attempt
 from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
 from midstream_host.runs import ownership, run_state, standby_state
 
 WITHDRAW_TIMEOUT = 900.0  # seconds
@@ -189,11 +189,10 @@ def _start_source(migration: Migration, fence: records.Fence, step: int | None) 
         return attempt.attempt
     if not ours:
         migration.source_group.wait_exited(old)  # it is sealed or `stopped`, and its process still has to exit
-    checkpoints = [checkpoint for checkpoint in described.usable if step in (None, checkpoint.step)]
-    if not checkpoints:
+    checkpoint = newest_checkpoint(checkpoint for checkpoint in described.usable if step in (None, checkpoint.step))
+    if checkpoint is None:
         what = "any complete checkpoint" if step is None else f"checkpoint step {step}"
         raise MidstreamError(f"{source.name} has lost {what}", "midstream --checkpoints RUN")
-    checkpoint = max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     migration.source_group.distribute_checkpoint(checkpoint.name)
     if facts.source_config is not None:
         source.call(standby_state.keep_config)(root=source.root, run_id=plan.run_id, text=facts.source_config)
