@@ -59,6 +59,9 @@ def _refused(run: RunFile, found: StoredState, before: int, after: int) -> Itera
     if stated and not found.reshards and not any(_UNIVERSAL in word for word in run.resume):
         hint = f"count that works: {before}"
         yield Check("processes", FAIL, f"{what}: as many as saved the checkpoint of step {found.step} load it", hint)
+    if found.model_ranks > 1 and after % found.model_ranks:
+        hint = f"counts that work: multiples of {found.model_ranks}"
+        yield Check("processes", FAIL, f"{what}: its model is divided over {found.model_ranks} of them", hint)
     ranks = found.loader_ranks
     if ranks is None:
         return

@@ -19,6 +19,7 @@ from midstream_core import records
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_writer import write_archive
 from midstream_host.reshard.checkpoint import StoredCheckpoint
+from midstream_host.reshard.errors import ReshardError
 from midstream_host.reshard.new_files import NewFile, new_files
 from midstream_host.reshard.segments import BLOCK, Archive
 
@@ -27,10 +28,6 @@ MAX_RANKS = 1 << 14
 _STATE = "reshard.json"  # in the directory of a conversion: what it converts
 _WRITTEN = ".partial"
 Progress = Callable[[int, int], None]  # bytes that are written, of all
-
-
-class ReshardError(Exception):
-    """Error of a checkpoint that cannot be divided, or of a place that it cannot be written to."""
 
 
 class Resharded(NamedTuple):

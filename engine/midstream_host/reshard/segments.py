@@ -75,12 +75,15 @@ class Archive:
         if place.size > PICKLE_LIMIT:
             raise FormatError("{}: {} has {} bytes, and at most {} are read".format(
                 self.name, member, place.size, PICKLE_LIMIT))  # fmt: skip
-        data = b"".join(block for block, _ in self.blocks(member, 0, place.size))
+        data = b"".join(bytes(block) for block, _ in self.blocks(member, 0, place.size))
         self._compare(member, zlib.crc32(data))
         return data
 
     def blocks(self, member: str, start: int, stop: int) -> Iterator[Tuple[memoryview, int]]:
-        """Yield part of a member in blocks with the CRC of each. Raises FormatError and OSError."""
+        """Yield part of a member in blocks with the CRC of each: all in one buffer, so use each before the next.
+
+        Raises FormatError and OSError.
+        """
         place = self._place(member)
         buffer, part = memoryview(bytearray(min(BLOCK, stop - start))), 0
         with records.open_regular(self.path) as file:
