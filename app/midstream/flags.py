@@ -47,6 +47,7 @@ def parser() -> FlagParser:
     _add_migrate(result)
     _add_recover(result)
     _add_checkpoints(result)
+    _add_exports(result)
     _add_screen(result)
     _add_common(result)
     return result
@@ -301,6 +302,18 @@ def _add_checkpoints(flags: FlagParser) -> None:
         completes="checkpoints",
         help="compare two checkpoints by their manifests",
     )
+
+
+def _add_exports(flags: FlagParser) -> None:
+    exports = flags.section("checkpoints of other trainers")
+    exports.mode(
+        "--reshard", metavar="DIRECTORY", needs=("--processes", "--output"), completes="files",
+        help="divide a checkpoint of DeepSpeed (a directory, HOST:PATH) over another number of processes",
+    )  # fmt: skip
+    exports.flag(
+        "--processes", of=("--reshard",), type=number, metavar="N", help="processes that will load it, all of them"
+    )
+    exports.flag("--output", of=("--reshard",), metavar="DIRECTORY", help="where it is written, on the same host; new")
 
 
 def _add_screen(flags: FlagParser) -> None:

@@ -32,6 +32,7 @@ _MODULES = {
     "recheck": "verify_migration",
     "repair": "repair_run",
     "restart": "launch_and_stop",
+    "reshard": "reshard_checkpoint",
     "resume": "migrate_run",
     "serve_metrics": "serve_metrics",
     "show_tree": "verify_checkpoint",

@@ -61,14 +61,26 @@ def tag_of(directory: str) -> str:
     return posixpath.join(directory, tag)
 
 
-def reshard(source: str, output: str, ranks: int, progress: Optional[Progress] = None) -> Resharded:
+def work_of(output: str) -> str:
+    """Return the directory in which files are written until all are there."""
+    return posixpath.join(posixpath.dirname(output), ".{}.reshard".format(posixpath.basename(output)))
+
+
+def reshard(
+    source: str,
+    output: str,
+    ranks: int,
+    progress: Optional[Progress] = None,
+    finished: Optional[Callable[[str], None]] = None,
+) -> Resharded:
     """Write the checkpoint ``source`` for ``ranks`` data-parallel processes to the directory ``output``.
 
     Args:
         source: The checkpoint's own directory (``.../global_step10``).
         output: Its new directory, which does not exist; files are written beside it and renamed at the end.
         ranks: Data-parallel processes that will load it.
-        progress: Called from several threads.
+        progress: Called from several threads, one at a time.
+        finished: Called with ``output`` when everything is written and compared, before it gets its name.
 
     Raises:
         ReshardError: A file is missing, partial, damaged or foreign, ``output`` is there, or the disk is full; nothing
@@ -78,12 +90,14 @@ def reshard(source: str, output: str, ranks: int, progress: Optional[Progress] =
         raise ReshardError("{} processes: expected 1 to {}".format(ranks, MAX_RANKS))
     if os.path.lexists(output):
         raise ReshardError("{} is there already".format(output))
-    work = posixpath.join(posixpath.dirname(output), ".{}.reshard".format(posixpath.basename(output)))
+    work = work_of(output)
     with _locked(work):
         try:
             result = _convert(source, work, ranks, progress or (lambda _done, _total: None))
             os.unlink(posixpath.join(work, _STATE))
             records.sync_directory(work)
+            if finished is not None:
+                finished(output)
             os.rename(work, output)
             records.sync_directory(posixpath.dirname(output))
         except (FormatError, OSError, records.RecordError) as error:

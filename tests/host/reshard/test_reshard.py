@@ -256,7 +256,9 @@ def test_a_finished_file_that_was_damaged_since_is_found(tmp_path: Path) -> None
     reshard(str(ZERO1), str(tmp_path / "done"), 3)
     work = tmp_path / ".out.reshard"
     shutil.copytree(tmp_path / "done", work)
-    module.records.write_json(str(work / "reshard.json"), {"files": [list(mark) for mark in stored.signature], "ranks": 3})
+    module.records.write_json(
+        str(work / "reshard.json"), {"files": [list(mark) for mark in stored.signature], "ranks": 3}
+    )
     flip(work / RANK1, "data/1")
     with pytest.raises(ReshardError, match=f"{RANK1}: data/1 is damaged"):
         reshard(str(ZERO1), str(tmp_path / "out"), 3)
