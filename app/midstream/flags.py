@@ -26,8 +26,10 @@ EXAMPLES = (
     ("midstream --migrate webtext --to rented", "migrate, certify, follow"),
     ("midstream --compare webtext --with v5e-16,v5p-8", "before anything is rented"),
     ("midstream --metrics webtext --json | tail -n 1", "the newest step"),
+    ("midstream --report webtext report.html", "a page to show others"),
     ("midstream --stop webtext", "save and stop"),
 )
+EXPORT_FORMATS = ("huggingface",)
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
@@ -47,7 +49,6 @@ def parser() -> FlagParser:
     _add_migrate(result)
     _add_recover(result)
     _add_checkpoints(result)
-    _add_exports(result)
     _add_screen(result)
     _add_common(result)
     return result
@@ -113,6 +114,10 @@ def _add_look(flags: FlagParser) -> None:
     look.flag(
         "--system", of=("--metrics",), metavar="SECONDS", nargs="?", const=15, type=number, default_text="15",
         help="watch the run's hosts so long, and print their own metrics",
+    )  # fmt: skip
+    look.mode(
+        "--report", metavar=("RUN", "FILE"), nargs=2, completes="runs",
+        help="write a run's report, a .html page: curve, lineage, migrations, certificates, downtime, cost, config",
     )  # fmt: skip
     look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
     look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
@@ -303,17 +308,24 @@ def _add_checkpoints(flags: FlagParser) -> None:
         help="compare two checkpoints by their manifests",
     )
 
-
-def _add_exports(flags: FlagParser) -> None:
-    exports = flags.section("checkpoints of other trainers")
-    exports.mode(
-        "--reshard", metavar="DIRECTORY", needs=("--processes", "--output"), completes="files",
-        help="divide a checkpoint of DeepSpeed (a directory, HOST:PATH) over another number of processes",
+    checkpoints.mode(
+        "--export", metavar="RUN[@STEP]", needs=("--as", "--output"), completes="runs",
+        help="export a checkpoint of a run, the newest or that of a step, for another program",
     )  # fmt: skip
-    exports.flag(
-        "--processes", of=("--reshard",), type=number, metavar="N", help="processes that will load it, all of them"
+    checkpoints.flag(
+        "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
     )
-    exports.flag("--output", of=("--reshard",), metavar="DIRECTORY", help="where it is written, on the same host; new")
+    checkpoints.mode(
+        "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",
+        help="divide a checkpoint of DeepSpeed over another number of processes",
+    )  # fmt: skip
+    checkpoints.flag(
+        "--processes", of=("--reshard",), type=number, metavar="N", help="all processes that will load the checkpoint"
+    )
+    checkpoints.flag(
+        "--output", of=("--export", "--reshard"), metavar="PATH|HOST:PATH", completes="files",
+        help="the directory to create, on the host that has the run or the checkpoint",
+    )  # fmt: skip
 
 
 def _add_screen(flags: FlagParser) -> None:

@@ -42,10 +42,10 @@ def alert(text: str, environment: Mapping[str, str] = os.environ, tmux: Callable
     if kind == BELL or allowed not in PASSED_THROUGH:
         return BEL
     body = printable(text)[:LONGEST]
-    found = f"{ESC}]9;{body}{BEL}" if kind == OSC_9 else f"{ESC}]777;notify;midstream;{body.replace(';', ',')}{BEL}"
+    sequence = f"{ESC}]9;{body}{BEL}" if kind == OSC_9 else f"{ESC}]777;notify;midstream;{body.replace(';', ',')}{BEL}"
     if in_tmux:
-        found = f"{ESC}Ptmux;{found.replace(ESC, ESC * 2)}{ESC}\\"
-    return BEL + found
+        sequence = f"{ESC}Ptmux;{sequence.replace(ESC, ESC * 2)}{ESC}\\"
+    return BEL + sequence
 
 
 def _terminal(environment: Mapping[str, str]) -> str:

@@ -79,6 +79,6 @@ class MemberParts:
     def combined(self) -> int:
         """Return the CRC of the member; there must be no gaps."""
         crc = 0
-        for start, (end, part) in sorted(self._read.items()):
-            crc = combined(crc, part, end - start)
+        for start, (end, part_crc) in sorted(self._read.items()):
+            crc = combined(crc, part_crc, end - start)
         return crc

@@ -36,6 +36,7 @@ from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
 
 STEP = 5.0  # seconds of an update
+REPLAYED_STEP = STEP / 4  # of a replica, which has to catch up
 SAVE_INTERVAL = 60.0  # seconds
 STEPS = 100_000
 DATA = hashlib.sha256(b"data").hexdigest()
@@ -259,7 +260,7 @@ class Engine:
         """
         self.status.update(state=records.COMPILING)
         time.sleep(5 * STEP)
-        self.status.update(rehearsed_seconds=STEP, compiled_seconds=5 * STEP, state=records.RESTORING)
+        self.status.update(rehearsed_seconds=REPLAYED_STEP, compiled_seconds=5 * STEP, state=records.RESTORING)
         name, _ = self._restore(command)
         self._replayed_from = self._manifest(name)
         self._answered = max(self._answered, command.sequence)
@@ -290,8 +291,8 @@ class Engine:
                 fence = save_fence.read_fence(self.paths)
                 if fence is not None and fence.epoch > self.attempt.epoch:
                     raise FencedError(f"the run has passed to {fence.owner} (epoch {fence.epoch})")
-                time.sleep(STEP / 4)
-                rows.append(self._row())
+                time.sleep(REPLAYED_STEP)
+                rows.append(self._row(REPLAYED_STEP))
                 metrics.write(rows[-1])
                 self._step += 1
                 self.status.update(step=self._step)
@@ -371,10 +372,10 @@ class Engine:
         self.status.update(checkpoint=name, root_digest=digest, step=self._step)
         return name, digest
 
-    def _row(self) -> dict[str, Any]:
+    def _row(self, seconds: float = STEP) -> dict[str, Any]:
         return {
             "global_step": self._step, "train/loss": loss_of(self._step), "attempt": self.attempt.number,
-            "time": time.time(), "throughput/duration": STEP, "batch_digest": batch_digest(self._step),
+            "time": time.time(), "throughput/duration": seconds, "batch_digest": batch_digest(self._step),
         }  # fmt: skip
 
     def _train(self, rows: list[dict[str, Any]]) -> None:

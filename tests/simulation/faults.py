@@ -18,9 +18,11 @@ LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
 KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
          "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process", "fill source",
-         "fill target", "fill operator")  # fmt: skip
+         "fill target", "fill operator", "reboot operator")  # fmt: skip
 LASTING = ("crash", "cut", "freeze", "fill")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
+
+JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,12 @@ class Strikes:
             SCHEDULER.park(fault.seconds)
         elif kind.startswith("crash"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
-            machine.crash()
-            _later(fault.seconds, machine.boot)
+            self._crash(machine)
+            _later(fault.seconds, lambda: machine.boot(world.dice.choice(JUMPS)))
+        elif kind == "reboot operator":
+            machine = world.machines["operator"]
+            self._crash(machine)
+            machine.boot(world.dice.choice(JUMPS))
         elif kind.startswith("cut"):
             names = {"cut source": [self._source], "cut target": [self._target]}.get(kind, [self._source, self._target])
             world.network.cut.update(names)
@@ -127,6 +133,11 @@ class Strikes:
             keep_state(world)
         elif kind == "restore state":
             restore_state(world)
+
+    def _crash(self, machine: Machine) -> None:
+        lost = machine.crash()
+        if lost:
+            self.struck.append(f"{SCHEDULER.now:.1f} {machine.name}: {lost}")
 
 
 def keep_state(world: World) -> None:

@@ -7,71 +7,83 @@ as a story; the same seed gives the same story.
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import gc
 import json
 import os
-import pstats
 import random
 import re
-import resource
 import shutil
-import sys
-import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
-from typing import Any
 
 from simulation import engine, faults, invariants
-from simulation import world as worlds
-from simulation.cooperative import REAL_CLOCK, SCHEDULER, EndlessWaitError
+from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.machines import REAL_EXIT
 from simulation.world import RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
-MOST = 60  # seconds of a core for one schedule
-MEMORY = 3 << 30  # bytes of address space for one schedule
 ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 HINT = re.compile(r"midstream (--[a-z-]+ [^;,()\n]*)")
 
 
-@dataclass
-class Outcome:
-    """Result of one seed."""
+@dataclass(frozen=True)
+class Schedule:
+    """A simulated migration with its faults. Empty fields are drawn from the seed.
+
+    Attributes:
+        seed: Decides the order of what happens at the same time, and what else is drawn.
+        faults: None: drawn.
+    """
 
     seed: int
+    scenario: str = ""
+    mode: str = ""
+    faults: tuple[faults.Fault, ...] | None = None
+
+    def drawn(self, dice: random.Random) -> Schedule:
+        """Return this schedule with what it leaves open drawn; as much is drawn where nothing is open."""
+        mode = dice.choice(MODES)
+        struck = faults.draw(dice, CALLS[mode])
+        scenario = dice.choice(SCENARIOS)
+        given = self.faults if self.faults is not None else tuple(struck)
+        return Schedule(self.seed, self.scenario or scenario, self.mode or mode, given)
+
+    def story(self) -> str:
+        """Return the schedule in a line."""
+        return f"{self.scenario}, mode {self.mode}; " + "; ".join(fault.story() for fault in self.faults or ())
+
+
+@dataclass
+class Outcome:
+    """Result of one schedule, with what was drawn for it."""
+
+    schedule: Schedule
     story: list[str] = field(default_factory=list)
     broken: str = ""
     virtual: float = 0.0
     calls: int = 0
 
 
-def run_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None, mode: str = "") -> Outcome:
+def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     """Run one schedule in a directory that has nothing else."""
-    dice = random.Random(f"schedule {seed}")
-    SCHEDULER.reset(seed)
+    dice = random.Random(f"schedule {schedule.seed}")
+    schedule = schedule.drawn(dice)
+    SCHEDULER.reset(schedule.seed)
     engine.HISTORY.commits.clear()
     engine.HISTORY.training.clear()
     engine.HISTORY.seals.clear()
-    outcome = Outcome(seed)
-    mode = mode or dice.choice(MODES)
-    world = World(directory)
+    outcome = Outcome(schedule)
+    world = World(directory, schedule.seed)
     try:
         world.begin_run("one", 15)
-        drawn = faults.draw(dice, CALLS[mode]) if chosen is None else chosen
-        scenario = dice.choice(SCENARIOS) if chosen is None else "migrate"
-        outcome.story.append(f"{scenario}, mode {mode}; " + "; ".join(fault.story() for fault in drawn))
-        strikes = faults.Strikes(world, drawn, "one", "two")
+        outcome.story.append(schedule.story())
+        strikes = faults.Strikes(world, list(schedule.faults or ()), "one", "two")
         consents: list[int] = []
         try:
-            _operate(world, mode, dice, consents, scenario)
+            _operate(world, schedule.mode, dice, consents, schedule.scenario)
             _settle(world, dice)
         finally:
             outcome.story += strikes.struck
@@ -194,103 +206,3 @@ def _relaunch(world: World) -> None:
     if newest is None:
         raise invariants.BrokenError("no machine owns the run")
     _give(world, "--launch", world.paths(newest).config, "--run-id", RUN, "--on", newest, "--yes")
-
-
-def single_faults(kinds: Sequence[str]) -> Iterator[tuple[int, list[faults.Fault], str]]:
-    """Yield every schedule with one fault."""
-    for mode in MODES:
-        for call in range(CALLS[mode]):
-            for kind in kinds:
-                lasting = kind.startswith(faults.LASTING)
-                yield 0, [faults.Fault(call, kind, 60.0 if lasting else 0.0)], mode
-
-
-def fork_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None, mode: str = "") -> Outcome:
-    """Run a seed in a child of this process, in an empty directory."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os.makedirs(directory)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        gc.disable()
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST, MOST))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        outcome = run_seed(seed, directory, chosen, mode)
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(json.dumps(vars(outcome)).encode())
-        REAL_EXIT(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    _, status = os.waitpid(child, 0)
-    why = f"the process of the simulation ended with {os.waitstatus_to_exitcode(status)}; it may compute {MOST} s"
-    return Outcome(**json.loads(data)) if data else Outcome(seed, broken=why)
-
-
-def warm(directory: str) -> None:
-    """Run one migration of each mode, so that everything is imported and cached before the first fork."""
-    for mode in MODES:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.makedirs(directory)
-        outcome = run_seed(0, directory, [], mode)
-        if outcome.broken:
-            sys.exit("\n".join([outcome.broken, *outcome.story]))
-
-
-def _profile(seeds: range, directory: str) -> int:
-    profile = cProfile.Profile()
-    for seed in seeds:
-        shutil.rmtree(directory)
-        os.makedirs(directory)
-        profile.runcall(run_seed, seed, directory)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(45)
-    return 0
-
-
-def main() -> int:
-    flags = argparse.ArgumentParser(description="Simulate migrations with faults.")
-    flags.add_argument("--seeds", default=f"0:{10**9}", help="FIRST:END")
-    flags.add_argument("--seed", type=int, help="one seed, with its story")
-    flags.add_argument("--seconds", type=float, default=0.0, help="end after that long")
-    flags.add_argument("--show", action="store_true", help="print the story of each seed")
-    flags.add_argument(
-        "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
-    )
-    flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
-    flags.add_argument(
-        "--profile", action="store_true", help="run the seeds in this process, and print where time goes"
-    )
-    options = flags.parse_args()
-    first, end = map(int, options.seeds.split(":"))
-    if options.seed is not None:
-        first, end, options.show = options.seed, options.seed + 1, True
-    directory = tempfile.mkdtemp(prefix="midstream-simulation-", dir="/dev/shm") + "/world"
-    worlds.install()
-    warm(directory)
-    if options.known:
-        from simulation.known_faults import KNOWN
-
-        KNOWN[options.known]()
-    if options.profile:
-        return _profile(range(first, end), directory)
-    began, done, broken = REAL_CLOCK(), 0, 0
-    schedules = [(seed, None, "") for seed in range(first, end)]
-    if options.each is not None:
-        schedules = list(single_faults(options.each or faults.KINDS))
-    for seed, chosen, mode in schedules:
-        if options.seconds and REAL_CLOCK() - began > options.seconds:
-            break
-        outcome: Any = fork_seed(seed, directory, chosen, mode)
-        done += 1
-        if outcome.broken or options.show:
-            broken += bool(outcome.broken)
-            print(f"\nseed {seed}: {outcome.broken}")
-            print("\n".join(outcome.story), flush=True)
-            if options.known:
-                break
-    spent, used = REAL_CLOCK() - began, os.times().children_user + os.times().children_system
-    pace = f"{used / done:.3f} s of a core each ({60 * done / used:.0f} a minute of it)" if done else ""
-    print(f"\n{done} schedules in {spent:.1f} s, {pace}, {broken} broke an invariant")
-    shutil.rmtree(Path(directory).parent, ignore_errors=True)
-    return 1 if broken else 0

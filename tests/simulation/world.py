@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import shlex
 import subprocess
 import sys
@@ -30,10 +31,12 @@ from midstream_host.machine import accelerators, checks, environments, gauges, i
 from midstream_host.runs import process_start, slurm
 from simulation import copies, engine, links, machines
 from simulation.cooperative import SCHEDULER
+from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
 EPOCH = 1
+AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
 
@@ -42,19 +45,28 @@ class World:
     """Machines below ``directory``, links between them, and what the operators' commands printed."""
 
     directory: str
+    seed: int = 0
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     journal_lines: int = 0
+    dice: random.Random = field(init=False)  # draws what faults do
     at_line: Callable[[int, bool], None] = lambda number, after: None
 
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
+        self.dice = random.Random(f"world {self.seed}")
         for name in ("operator", "one", "two", "three"):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
-            self.machines[name] = Machine(name, path)
+            self.machines[name] = machine = Machine(name, path)
+            kept = os.path.join(self.directory, f"kept.{name}")
+            os.makedirs(kept)
+            states = (os.path.join(self.directory, "state"),) if name == "operator" else ()
+            machine.disk = Disk((path, *states), kept)
+            machine.disk.random.seed(f"disk {self.seed} {name}")
+            machine.ahead, machine.rate = self.dice.choice(AHEAD), 1.0 + self.dice.choice((0.0, 2e-4, -2e-4))
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
             name: {"type": "ssh", "address": name, "root": self.root(name), "python": "/usr/bin/python3", "devices": 1}

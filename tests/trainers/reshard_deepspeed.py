@@ -1,7 +1,8 @@
 """Train a small model with DeepSpeed, of which checkpoints are divided over other numbers of processes.
 
 ``torchrun ... reshard_deepspeed.py OUT --stage 1 --precision bf16``: two groups of parameters, one without weight decay,
-a tied and a frozen parameter, a buffer, and sizes that no number of processes divides. Prints each step's loss exactly.
+a tied and a frozen parameter, a buffer, and sizes that no number of processes divides. Prints each step's loss exactly, with
+the rates of the groups before the batch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_SIZE": "1"}
 import deepspeed
 import torch
 import torch.distributed as dist
+from small_task import progress
 from torch import nn
 
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # gloo will do; it would be compiled first
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--round-robin", action="store_true")
     parser.add_argument("--resume")
     parser.add_argument("--universal", action="store_true")
+    parser.add_argument("--save-now", action="store_true", help="save what was loaded")
     given = parser.parse_args()
     deepspeed.init_distributed("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -103,6 +106,8 @@ def main() -> None:
         path, state = engine.load_checkpoint(given.resume)
         assert path is not None, f"nothing was loaded from {given.resume}"
         assert state["told"] == {"step": engine.global_steps, "names": ["a", "b"]}
+    if given.save_now:
+        engine.save_checkpoint(given.out, client_state={"told": {"step": engine.global_steps, "names": ["a", "b"]}})
     data = torch.Generator().manual_seed(5)
     words = torch.randint(WORDS, (4096, 2), generator=data)
     labels = (words.sum(1) * 3 + 1) % WORDS
@@ -115,8 +120,8 @@ def main() -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         if rank == 0:
-            sys.stdout.write(f"step={step + 1} loss={(total / world).item().hex()} lr={engine.get_lr()}\n")
-            sys.stdout.flush()
+            rates = [int(rate * 1e9) for rate in engine.get_lr()]
+            progress(step + 1, (total / world).item(), [*rates, *mine.tolist()])
         if engine.global_steps % given.save_every == 0:
             engine.save_checkpoint(given.out, client_state={"told": {"step": engine.global_steps, "names": ["a", "b"]}})
     dist.destroy_process_group()

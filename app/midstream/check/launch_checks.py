@@ -41,7 +41,7 @@ def check_request(hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
         yield Check("inputs", PASS if checked.continues else WARN, note)
     for reason in checked.ownership.reasons:
         yield Check(OWNERSHIP, WARN, reason, "the confirmation, or --yes, agrees to it")
-    usable = [entry for _, found in checked.known for entry in found.usable]
+    usable = [entry for _, run in checked.member_runs for entry in run.usable]
     newest = max(usable, key=lambda entry: (entry.step, entry.attempt), default=None)
     detail = f"continues from {newest.name}" if newest else "starts at step 0" + " again" * checked.continues
     yield Check("run", PASS, f"{checked.run_id} {detail}")

@@ -232,6 +232,11 @@ class Fleet:
         config = self.targets.get(name)
         return config if isinstance(config, SlurmTarget) else None
 
+    def is_login_node(self, host: str, target: str) -> bool:
+        """Return whether ``target`` is an allocation whose login node is ``host``: both have one run directory."""
+        slurm = self.slurm_of(target)
+        return slurm is not None and slurm.host == host
+
     def pods_of(self, name: str) -> KubernetesTarget | None:
         """Return a target of pods; None for any other."""
         config = self.targets.get(name)

@@ -129,6 +129,21 @@ class DiffResult(ResultEvent, of=("--diff",)):
     differences: Annotated[Sequence[Mapping[str, object]], "arrays that differ"]
 
 
+class ReportResult(ResultEvent, of=("--report",)):
+    run: Annotated[str, RUN]
+    file: Annotated[str, "the page that was written"]
+    migrations: Annotated[int, "number of migrations in it"]
+    not_known: Annotated[Sequence[str], "what could not be read, one line each"]
+
+
+class ExportResult(ResultEvent, of=("--export",)):
+    run: Annotated[str, RUN]
+    checkpoint: Annotated[str, "the checkpoint"]
+    format: Annotated[str, "the format"]
+    host: Annotated[str, HOST]
+    path: Annotated[str, "the directory on that host"]
+
+
 class FollowResult(ResultEvent, of=("--log",)):
     run: Annotated[str, RUN]
     attempt: Annotated[int, "number of the attempt"]

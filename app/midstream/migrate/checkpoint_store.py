@@ -209,8 +209,8 @@ class BucketStore:
                 return None
             name = checkpoint.name
             try:
-                found = self._checkpoint(name)
-                return standby_state.NewestState(name, found.manifest(), found.train())
+                stored = self._checkpoint(name)
+                return standby_state.NewestState(name, stored.manifest(), stored.train())
             except MidstreamError:
                 if self.has(name):
                     raise

@@ -30,7 +30,7 @@ def reshard(
         fleet: The fleet, if there is one.
         hosts: Its hosts.
         checkpoint: A directory of this machine, or HOST:PATH.
-        output: A new directory; a relative one is below the present directory of this machine.
+        output: A new directory, PATH or HOST:PATH; a relative one is below the present directory of this machine.
         processes: All processes that will load it.
         progress: Called with the bytes that are written, and all.
 
@@ -44,21 +44,31 @@ def reshard(
 
     if processes < 1:
         raise UsageError(f"--processes {processes}: expected 1 or more")
-    here = ":" not in checkpoint.split("/")[0]
+    here = not _host_of(checkpoint)
     host, directory = resolve_checkpoint(fleet, hosts, os.path.abspath(checkpoint) if here else checkpoint)
     host.connect()
-    divide, where = run_program(host, DIVIDE), _absolute(output, here)
+    divide, where = run_program(host, DIVIDE), _absolute(output, _host_of(checkpoint))
     with divide(directory=directory, output=where, processes=processes) as lines:
         return _result(host, lines, progress)
 
 
-def _absolute(output: str, here: bool) -> str:
-    """Return the output's path. Raises UsageError: it is relative, and on another host."""
-    if here:
-        return os.path.abspath(os.path.expanduser(output))
-    if not output.startswith("/"):
+def _host_of(location: str) -> str:
+    """Return HOST of HOST:PATH; empty: a path of this machine."""
+    head, colon, _ = location.partition(":")
+    return head if colon and "/" not in head else ""
+
+
+def _absolute(output: str, host: str) -> str:
+    """Return the output's path on the checkpoint's host. Raises UsageError: it is on another, or relative there."""
+    named = _host_of(output)
+    if named and named != host:
+        raise UsageError(f"--output {output} is on another host than the checkpoint", "write it there, then copy it")
+    path = output[len(named) + 1 :] if named else output
+    if not host:
+        return os.path.abspath(os.path.expanduser(path))
+    if not path.startswith("/"):
         raise UsageError(f"--output {output} is relative", "an absolute path, which is on the checkpoint's host")
-    return os.path.normpath(output)
+    return os.path.normpath(path)
 
 
 def _result(host: Host, lines: Iterator[Dividing], progress: Callable[[int, int], None]) -> Divided:

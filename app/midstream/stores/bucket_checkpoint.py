@@ -72,8 +72,8 @@ class BucketCheckpoint:
             return self._bucket.check(entry, listed.get(entry.path))
 
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            found = pool.map(check, manifest.object_entries)
-            problems = [(entry.path, what) for entry, what in zip(manifest.object_entries, found, strict=True) if what]
+            faults = pool.map(check, manifest.object_entries)
+            problems = [(entry.path, what) for entry, what in zip(manifest.object_entries, faults, strict=True) if what]
         digest = None
         if not problems:
             hashes = {entry.path: entry.sha256 for entry in manifest.object_entries}

@@ -204,9 +204,9 @@ class CurveRows(Sequence[Row]):
         splice = self._splice
         for attempt, begin, end in self.stretches(start, stop):
             _, index = splice.origin(begin)
-            some, known = splice.attempts[attempt].numbers(name, index, index + end - begin)
+            some, present = splice.attempts[attempt].numbers(name, index, index + end - begin)
             values.extend(some)
-            exists += known
+            exists += present
         for position, row in tuple(splice.merged.items()):  # the thread of the host's feed adds further ones
             if start <= position < stop and name in row:
                 value = row[name]
@@ -280,8 +280,8 @@ class LossCurve:
             step = self._accepted(attempt, columns, index)
             if step is None:
                 continue
-            known = self._spliced.steps
-            if not known or step > known[-1]:
+            steps = self._spliced.steps
+            if not steps or step > steps[-1]:
                 self._spliced.append(step, attempt, index)
             elif newest and inserted < MAX_INSERTED:
                 inserted += self._place(attempt, step, index)

@@ -36,18 +36,18 @@ class Symptom:
 def symptoms(run: RunView, now: float) -> list[Symptom]:
     """Return the symptoms of a run's copy at ``now`` (UTC seconds on the run's host)."""
     rows = [row for row in run.curve[-(RECENT + BEFORE) :] if "train/loss" in row]
-    found = []
+    shown = []
     stalled = _stalled(run, rows, now)
     if stalled:
-        found.append(Symptom(STALLED, stalled))
+        shown.append(Symptom(STALLED, stalled))
     bad = list(itertools.takewhile(lambda row: not math.isfinite(row["train/loss"]), reversed(rows)))
     if bad:
         earlier = " or earlier" if len(bad) == len(rows) and len(rows) < len(run.curve) else ""
         since = f"since step {bad[-1]['global_step']}{earlier}"
-        found.append(Symptom(NOT_A_NUMBER, f"the loss is NaN or infinite {since}"))
+        shown.append(Symptom(NOT_A_NUMBER, f"the loss is NaN or infinite {since}"))
     elif rising := _diverging([row["train/loss"] for row in rows]):
-        found.append(Symptom(DIVERGING, rising))
-    return found
+        shown.append(Symptom(DIVERGING, rising))
+    return shown
 
 
 def _stalled(run: RunView, rows: Sequence[LoggedRow], now: float) -> str:

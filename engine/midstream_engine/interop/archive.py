@@ -80,12 +80,12 @@ class TorchFile:
         """
         crc = 0
 
-        def each(block: np.ndarray) -> None:
+        def add_to_crc(block: np.ndarray) -> None:
             nonlocal crc
             crc = zlib.crc32(block.data, crc)
 
         try:
-            data = self._direct.read(member.start + start, end - start, each)
+            data = self._direct.read(member.start + start, end - start, add_to_crc)
         except EOFError:
             raise self._rejected(f"{name} exceeds the file, which was truncated during the import") from None
         noted = parts.add(start, end, crc)

@@ -59,7 +59,7 @@ class AttemptEvidence:
 class RunEvidence:
     """Every readable record of a run, and what is wrong with the others."""
 
-    found: bool
+    exists: bool
     now: float  # UTC seconds by this host's clock
     damaged: Dict[str, Text]  # file -> what is wrong with it
     newer: List[FileName]  # the damaged files that a newer midstream wrote
@@ -79,7 +79,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
     paths = records.RunPaths(root, records.check_run_id(run_id))
     damaged = damaged_records.find(paths, most=MAX_DAMAGED)
     return RunEvidence(
-        found=os.path.lexists(paths.dir),
+        exists=os.path.lexists(paths.dir),
         now=time.time(),
         damaged=damaged,
         newer=damaged_records.newer(paths, damaged),

@@ -19,8 +19,10 @@ from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import Plan
-from midstream.migrate.steps.migration import Migration, MovedOnError
-from midstream.migrate.steps.ownership_records import hand_over, read_chain
+from midstream.migrate.phases.relaunch import Relaunch
+from midstream.migrate.steps.migration import Migration, MovedOnError, RollbackRequested
+from midstream.migrate.steps.ownership_records import chain_of_target, hand_over, read_chain
+from midstream.migrate.steps.source_return import put_fence, returned_fence
 from midstream.ownership import memory, signed_chain
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.watch.known_owners import remember_owners, remember_stop
@@ -130,6 +132,36 @@ def test_two_copies_of_a_state_directory_sign_one_history(tmp_path: Path) -> Non
         assert remembered is not None
     assert remembered.chain == records.OwnershipChain.read(history.paths("two").ownership)
     assert remembered.chain.head.owner == "three"
+
+
+def test_migration_that_its_copy_has_rolled_back_is_not_completed(tmp_path: Path) -> None:
+    """A state directory is copied after the target's start; a process of the copy rolls back while the other goes on.
+
+    On the old code that one found the run "migrated on" to its own source, and ended as completed.
+    """
+    history = built(tmp_path, ("ann", "two", None))
+    plan = changed(
+        PLAN, migration="copied", created=1.7e9, run_id=RUN, source="two", source_target="two", source_hosts=("two",),
+        source_epoch=2, epoch=3, target="three", target_host="three", target_hosts=("three",),
+        fleet_file=str(history.file), source_store="", target_store="",
+    )  # fmt: skip
+    with opened(history, "ben", plan) as move:
+        move.source_group.acquire("copied", 3, "three", 600.0)
+        move.source_group.seal("copied", 3, "three", 12)
+        sealed = Sealed(12, "step-12-a002", "d" * 64, 2, records.Fence.read(history.paths("two").fence))
+        read_chain(move)
+        hand_over(move, sealed)
+        move.target_group.put_fence(sealed.fence, "copied", chain_of_target(move))
+        move.journal.record(Facts(sealed=sealed, relaunching=True, target_attempt=3))
+        shutil.copytree(history.room / "ben", history.room / "ben-copied")
+    with state(history.room / "ben-copied"):
+        directory = MigrationDirectory("copied")
+    with opened(history, "ben-copied", directory) as move:
+        put_fence(move, move.target_group, returned_fence(move, sealed.fence))
+    with state(history.room / "ben"):
+        directory = MigrationDirectory("copied")
+    with opened(history, "ben", directory) as move, pytest.raises(RollbackRequested):
+        Relaunch().run(move)
 
 
 def test_refused_record_is_not_remembered(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
-from midstream.migrate.planning.source_run import shares_root
 from midstream.ownership.owner_judge import CLAIM
 from midstream.providers import fleet_slices
 from midstream.providers.provider import SliceStatus
@@ -246,7 +245,7 @@ class Guard:
 
     def _can_take(self, run: RunView, target: str, store: str) -> bool:
         """Return whether a target is not where the run is, or shares its directory."""
-        return bool(store) or shares_root(self.fleet, run, target) or run.host not in self.fleet.hosts_of(target)
+        return bool(store) or self.fleet.is_login_node(run.host, target) or run.host not in self.fleet.hosts_of(target)
 
     def _other_migration(self, own: str, results: list[Event]) -> str:
         """Return why another migration has the run; empty: none has it."""
@@ -286,7 +285,7 @@ class Guard:
             MidstreamError: No host has a copy of the run.
         """
         if verdict.kind == TERMINATING:
-            mode = COLD if shares_root(self.fleet, run, target) else WARM
+            mode = COLD if self.fleet.is_login_node(run.host, target) else WARM
             return Request(self.run_id, target, mode=mode)
         request = Request(self.run_id, target, mode=COLD, checkpoint="latest")
         if not store:

@@ -15,6 +15,7 @@ from midstream.migrate.steps.first_update import wait_training
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.ownership_records import chain_of_target, hand_over
 from midstream.migrate.steps.preemption import unless_preempted
+from midstream.migrate.steps.rollback_outcome import join_rollback
 from midstream.migrate.steps.source_return import owns_run, returned_fence, source_fence, withdraw_stop
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.migrate.steps.target_close import close_target
@@ -38,6 +39,7 @@ class Relaunch:
         )
         plan = migration.plan
         if started and self._was_moved_on(migration):
+            join_rollback(migration)
             return
         if migration.journal.facts.training_confirmed_at is None:
             migration.clock.begin(stages.DOWNTIME, migration.phase)

@@ -75,14 +75,14 @@ def wait_for(
         migration.clock.report(migration.phase)
         matching: list[RunView] = []
 
-        def found(snapshot: Snapshot, matching: list[RunView] = matching) -> bool:
+        def matches(snapshot: Snapshot, matching: list[RunView] = matching) -> bool:
             run = run_on(migration, snapshot, host)
             if run is not None and predicate(run):
                 matching.append(run)
                 return True
             return False
 
-        if watch.wait_for(found, timeout=1.0) is not None and matching:
+        if watch.wait_for(matches, timeout=1.0) is not None and matching:
             return matching[-1]
         _report_step(migration, host)
         view = watch.snapshot().host(host)

@@ -41,10 +41,10 @@ def withdraw_stop(migration: Migration) -> None:
         return
     ordered = adopt_stop(migration) or 0
     source, run_id = migration.source, migration.plan.run_id
-    found = source.call(run_state.status)(root=source.root, run_id=run_id, attempt=attempt)
-    if not found.running:
+    state = source.call(run_state.status)(root=source.root, run_id=run_id, attempt=attempt)
+    if not state.running:
         return
-    before = found.status
+    before = state.status
     if ordered and before is not None and before.rejected >= ordered:
         return  # it was rejected, and no later command was sent
     command = records.Command(records.SAVE, epoch=migration.plan.source_epoch, migration=migration.plan.migration)
@@ -175,16 +175,16 @@ def _start_source(migration: Migration, fence: records.Fence, step: int | None) 
     checkpoint, or from that of ``step``.
     """
     plan, source = migration.plan, migration.source
-    found, described = migration.source_group.attempt_of_migration(plan.migration), migration.source_group.describe()
+    attempt, described = migration.source_group.attempt_of_migration(plan.migration), migration.source_group.describe()
     facts = migration.journal.facts
     old = described.attempt if facts.sealing_attempt is None else facts.sealing_attempt
-    ours = found is not None and found.attempt > old and found.epoch == fence.epoch
+    ours = attempt is not None and attempt.attempt > old and attempt.epoch == fence.epoch
     if (
-        found is not None
+        attempt is not None
         and ours
-        and (found.running or (found.status is not None and found.status.state == records.FINISHED))
+        and (attempt.running or (attempt.status is not None and attempt.status.state == records.FINISHED))
     ):
-        return found.attempt
+        return attempt.attempt
     if not ours:
         migration.source_group.wait_exited(old)  # it is sealed or `stopped`, and its process still has to exit
     checkpoints = [checkpoint for checkpoint in described.usable if step in (None, checkpoint.step)]

@@ -157,7 +157,7 @@ def _require(prefix: str, expected: Dict[Tuple[int, int], str], present: Set[Tup
 def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: Set[int]) -> None:
     """Check that every pipeline layer with parameters has a file of each tensor rank."""
     layers = {_pair(match) for match in map(_LAYER.fullmatch, names) if match}
-    parts = 1 + max((part for _, part in layers), default=0)
+    parts = 1 + max((shard for _, shard in layers), default=0)
     needed: Set[int] = set()
     for rank in models:
         groups: JsonValue = tree.torch_value("{}mp_rank_{:02d}_model_states.pt".format(prefix, rank)).get(
@@ -169,9 +169,9 @@ def _check_layers(tree: CheckpointTree, prefix: str, names: List[str], models: S
                 if head.isdecimal():
                     needed.add(int(head))
     for layer in sorted(needed):
-        for part in range(parts):
-            if (layer, part) not in layers:
-                name = "layer_{:02d}-model_{:02d}-model_states.pt".format(layer, part)
+        for shard in range(parts):
+            if (layer, shard) not in layers:
+                name = "layer_{:02d}-model_{:02d}-model_states.pt".format(layer, shard)
                 raise IncompleteError("{}{} is missing, the weights of a layer".format(prefix, name))
 
 
