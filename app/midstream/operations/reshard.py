@@ -1,4 +1,4 @@
-"""Divide a checkpoint of another trainer over another number of processes, on its host."""
+"""Divide a checkpoint over another number of processes, on its host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reshard(
     processes: int,
     progress: Callable[[int, int], None],
 ) -> Divided:
-    """Divide a checkpoint over ``processes`` into the directory ``output`` of the same host.
+    """Divide a checkpoint over ``processes``; write it to ``output`` on its host.
 
     Args:
         fleet: The fleet, if there is one.
@@ -59,7 +59,10 @@ def _host_of(location: str) -> str:
 
 
 def _absolute(output: str, host: str) -> str:
-    """Return the output's path on the checkpoint's host. Raises UsageError: it is on another, or relative there."""
+    """Return the output's path on the checkpoint's host.
+
+    Raises UsageError: it is on another, or relative there.
+    """
     named = _host_of(output)
     if named and named != host:
         raise UsageError(f"--output {output} is on another host than the checkpoint", "write it there, then copy it")

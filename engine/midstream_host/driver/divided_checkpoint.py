@@ -1,4 +1,7 @@
-"""Divide a placed checkpoint over the processes of an attempt, where its trainer loads it on its own number alone."""
+"""Divide a placed checkpoint over the processes of an attempt.
+
+Its trainer loads it on the number alone that saved it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ _NEW = "divided-"
 
 
 def divide(restored: PlacedCheckpoint, rule: str, world: int) -> PlacedCheckpoint:
-    """Return the checkpoint for a number of processes, in the place of the one that was saved by another number.
+    """Return the checkpoint for a number of processes.
+
+    It takes the place of the one that another number has saved.
 
     Args:
         restored: The checkpoint with the bytes that were recorded.

@@ -1,4 +1,4 @@
-"""Divide a checkpoint of DeepSpeed over another number of processes, into a directory that `load_checkpoint` reads.
+"""Write a checkpoint of DeepSpeed for another number of processes.
 
 Lines: ``progress`` with ``done`` and ``total`` bytes, at the end ``done`` with the result, or ``problem`` with
 ``message``.
@@ -24,7 +24,7 @@ _INTERVAL = 1.0  # seconds between two lines of progress
 
 @program
 def divide(directory: str, output: str, processes: int) -> int:
-    """Divide the checkpoint in ``directory`` over ``processes``; write it and ``latest`` to ``output``.
+    """Divide the checkpoint in ``directory`` over ``processes``, into ``output``.
 
     A program. ``directory``: that of ``latest``, or the checkpoint's own. ``output``: a new directory. A second call
     after the first was killed continues.
@@ -66,7 +66,10 @@ def _name_newest(tag: str) -> None:
 
 
 def _check_output(source: str, output: str, tag: str) -> None:
-    """Raise ReshardError unless ``output`` is new, or has what an ended conversion of this checkpoint has left."""
+    """Raise ReshardError unless ``output`` is new.
+
+    What an ended conversion of this checkpoint has left may be there.
+    """
     try:
         names: List[str] = os.listdir(output)
     except FileNotFoundError:
@@ -75,7 +78,7 @@ def _check_output(source: str, output: str, tag: str) -> None:
         raise ReshardError("{} is the directory of the checkpoint itself (hint: a new directory)".format(output))
     own = {posixpath.basename(work_of(tag)), LATEST}
     if LATEST in names and posixpath.basename(work_of(tag)) not in names:
-        own = set()
+        own.clear()
     if set(names) - own:
         raise ReshardError("{} is not empty: {} is there (hint: a new directory)".format(
             output, ascii(sorted(set(names) - own)[0])[:80]))  # fmt: skip

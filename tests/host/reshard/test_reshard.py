@@ -50,7 +50,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def tensor_bytes(archive: Archive, tensor: torch_tree.Tensor) -> bytes:
     start = tensor.offset * tensor.width
-    blocks = archive.blocks("data/" + tensor.storage, start, start + tensor.count * tensor.width)
+    blocks = archive.blocks("data/" + tensor.storage, start, start + tensor.length * tensor.width)
     return b"".join(bytes(block) for block, _ in blocks)
 
 
@@ -194,7 +194,7 @@ def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
         reshard(str(ZERO1), str(tmp_path / "out"), 3)
 
 
-def test_a_disk_that_is_too_small_is_named_before_anything_is_written(tmp_path: Path, monkeypatch) -> None:
+def test_disk_that_is_too_small_is_named_before_writing(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 10))
     with pytest.raises(ReshardError, match="10 bytes are free where it would be written"):
         reshard(str(ZERO1), str(tmp_path / "out"), 3)
