@@ -327,9 +327,16 @@ def _add_checkpoints(flags: FlagParser) -> None:
     checkpoints.flag(
         "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
     )
+    checkpoints.mode(
+        "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",
+        help="divide a checkpoint of DeepSpeed over another number of processes",
+    )  # fmt: skip
     checkpoints.flag(
-        "--output", of=("--export",), metavar="PATH|HOST:PATH", completes="files",
-        help="the directory to create, on the host that has the run",
+        "--processes", of=("--reshard",), type=number, metavar="N", help="all processes that will load the checkpoint"
+    )
+    checkpoints.flag(
+        "--output", of=("--export", "--reshard"), metavar="PATH|HOST:PATH", completes="files",
+        help="the directory to create, on the host that has the run or the checkpoint",
     )  # fmt: skip
 
 

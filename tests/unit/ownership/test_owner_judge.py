@@ -11,7 +11,7 @@ import pytest
 
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
-from midstream.ownership import memory, operator_key, signed_chain
+from midstream.ownership import memory, operator_key
 from midstream.ownership.judgement import CLAIM, FORMER, OWNER, UNSIGNED
 from midstream.ownership.owner_judge import OwnerJudge
 from midstream.ownership.signed_chain import check_chain, first_chain, next_chain
