@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import itertools
 import os
 import pickle
 import pstats
@@ -23,7 +24,7 @@ from simulation import faults
 from simulation import world as worlds
 from simulation.cooperative import REAL_CLOCK
 from simulation.machines import REAL_EXIT
-from simulation.schedules import CALLS, MODES, SCENARIOS, Outcome, Schedule, run_schedule
+from simulation.schedules import CALLS, GROUP, MODES, PLACES, SCENARIOS, Outcome, Schedule, run_schedule
 from simulation.shrink import broken_invariant, read_faults, replay_command, shrink
 
 MOST = 60  # seconds of a core for one schedule
@@ -32,12 +33,13 @@ MEMORY = 3 << 30  # bytes of address space for one schedule
 
 
 def single_faults(kinds: Sequence[str]) -> Iterator[Schedule]:
-    """Yield every schedule with one fault."""
-    for mode in MODES:
-        for call in range(CALLS[mode]):
-            for kind in kinds:
-                seconds = 60.0 if kind.startswith(faults.LASTING) else 0.0
-                yield Schedule(0, "migrate", mode, (faults.Fault(call, kind, seconds),))
+    """Yield every schedule with one fault, for each mode and place."""
+    for mode, place in itertools.product(MODES, ("disk", "bucket", GROUP)):
+        if mode == "live" and place != "disk":
+            continue
+        for call, kind in itertools.product(range(CALLS[mode]), kinds):
+            seconds = 60.0 if kind.startswith(faults.LASTING) else 0.0
+            yield Schedule(0, "migrate", mode, (faults.Fault(call, kind, seconds),), place)
 
 
 def fork_schedule(schedule: Schedule, directory: str) -> Outcome:
@@ -152,12 +154,14 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--seed", type=int, help="one seed, with its story")
     flags.add_argument("--scenario", choices=dict.fromkeys(SCENARIOS), default="", help="in place of the drawn one")
     flags.add_argument("--mode", choices=MODES, default="", help="in place of the drawn one")
+    flags.add_argument("--place", choices=dict.fromkeys(PLACES), default="", help="in place of the drawn one")
     flags.add_argument("--faults", type=read_faults, help="in place of the drawn ones: CALL:KIND[:SECONDS],...")
     flags.add_argument("--seconds", type=float, default=0.0, help="end after that long")
     flags.add_argument("--show", action="store_true", help="print the story of each seed")
     flags.add_argument(
         "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
     )
+    flags.add_argument("--found", action="store_true", help="the schedules that broke an invariant once (found.py)")
     flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
     flags.add_argument("--known-all", action="store_true", help="put each of them back, and write the docs' table")
     flags.add_argument("--core-seconds", type=float, default=300.0, help="limit for each fault of --known-all")
@@ -189,11 +193,17 @@ def main() -> int:
         KNOWN[options.known]()
     if options.known_all:
         return _known_all(directory, options.core_seconds)
-    schedules = (Schedule(seed, options.scenario, options.mode, options.faults) for seed in range(first, end))
+    schedules = (
+        Schedule(seed, options.scenario, options.mode, options.faults, options.place) for seed in range(first, end)
+    )
     if options.profile:
         return _profile(schedules, directory)
     if options.each is not None:
         schedules = single_faults(options.each or faults.KINDS)
+    if options.found:
+        from simulation.found import FOUND
+
+        schedules = iter(FOUND)
     campaign = Campaign(directory, options.show, options.known)
     campaign.run(schedules, options.seconds, most=1 if options.known else 0)
     print(f"\n{campaign.summary()}")

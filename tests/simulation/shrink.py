@@ -86,7 +86,8 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 
 def replay_command(schedule: Schedule, known: str = "") -> str:
     """Return the command that runs a schedule again."""
-    flags = ["--scenario", schedule.scenario, "--mode", schedule.mode, "--faults", faults_text(schedule.faults or ())]
+    flags = ["--scenario", schedule.scenario, "--mode", schedule.mode, "--place", schedule.place]
+    flags += ["--faults", faults_text(schedule.faults or ())]
     if known:
         flags += ["--known", known]
     return f'make simulate SEED={schedule.seed} ARGS="{shlex.join(flags)}"'

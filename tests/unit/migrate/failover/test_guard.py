@@ -312,6 +312,14 @@ def on_cluster(state: str = records.TRAINING, running: bool = True, step: int = 
     )
 
 
+def test_guard_of_a_failed_engine_prints_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = on_cluster(records.FAILED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [failed], ["cluster", "b"])
+    monkeypatch.setattr(watching.evidence, "notice", lambda _: "")
+    assert watching.run() == Exit.FAILED
+    assert "midstream --restart r starts it there again" in events[-1]["message"], events
+
+
 def test_guard_leaves_stopped_run_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = on_cluster(records.STOPPED, running=False)
     watching, events = cluster_guard(tmp_path, monkeypatch, [on_cluster(), stopped], ["cluster", "b"])
