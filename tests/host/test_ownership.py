@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(run: RunDirectory) -> RunDirectory:
-    """Return the run directory, with a fence of epoch 1."""
+    """Return the run directory, with a fence of ownership 1."""
     run.fence(1)
     return run
 
@@ -95,7 +95,7 @@ def test_begun_epoch_stays_with_its_migration(root: str, run: RunDirectory) -> N
     acquire(root, "a", seconds=-1.0)
     run.fence(2, "target of a", 5)
     assert acquire(root, "a").epoch == 2, "the same migration continues"
-    with pytest.raises(run_state.RefusedError, match=r"has migrated to target of a \(epoch 2\)"):
+    with pytest.raises(run_state.RefusedError, match=r"has migrated to target of a \(ownership 2\)"):
         acquire(root, "b")
     acquire(root, "b", epoch=3)
     with pytest.raises(run_state.RefusedError, match="has migrated to"):
@@ -169,7 +169,7 @@ def test_standby_on_former_source_accepts_newer_epochs_only(root: str, run: RunD
 
 @pytest.mark.usefixtures("run")
 def test_rollback_and_next_migration_share_no_epoch(root: str) -> None:
-    """Only one of a rollback and the next migration from its target gets epoch 3."""
+    """Only one of a rollback and the next migration from its target gets ownership 3."""
     there = records.first_fence("here").sealed(2, "there", 5)
     back = there.rolled_back("here", 5)
     ownership.put_fence(root, "run", there.to_json(), migration="first")
@@ -178,7 +178,7 @@ def test_rollback_and_next_migration_share_no_epoch(root: str) -> None:
         ownership.put_fence(root, "run", back.to_json(), migration="first")
     ownership.release(root, "run", "second", 3, "there")
     ownership.put_fence(root, "run", back.to_json(), migration="first")
-    with pytest.raises(run_state.RefusedError, match=r"has migrated to here \(epoch 3\)"):
+    with pytest.raises(run_state.RefusedError, match=r"has migrated to here \(ownership 3\)"):
         acquire(root, "second", epoch=3)
 
 

@@ -205,6 +205,9 @@ class World:
         owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
         if owner != target:
             self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
+        for lines in Path(self.directory).glob(f"state*/migrations/{migration}/journal.jsonl"):
+            if lines.parent != directory and b'"outcome": "rolled back"' in lines.read_bytes():
+                self.completed.append(f"{migration} ended as completed, and a copy of its files as rolled back")
 
     def healthy(self) -> bool:
         """Return whether every machine is up, can be reached, and has space on its disk."""

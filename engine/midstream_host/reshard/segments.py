@@ -1,10 +1,11 @@
-"""Stretches of archives' members: read in parts, copied with a check of every byte that was read.
+"""Stretches of archives' members, copied with a check of every byte.
 
 Standard library only; Python 3.8.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import zlib
@@ -34,7 +35,10 @@ class Segment(NamedTuple):
 
 
 class Archive:
-    """An archive of ``torch.save``, opened for each read: a checkpoint has hundreds of them."""
+    """An archive of ``torch.save``, opened for each read.
+
+    A checkpoint has hundreds of them.
+    """
 
     def __init__(self, path: str) -> None:
         """Read its directory.
@@ -48,7 +52,7 @@ class Archive:
             status = os.fstat(file.fileno())
             self.identity = (status.st_size, status.st_mtime_ns)
             try:
-                self._members = members_of(cast("BinaryIO", file), status.st_size)
+                self._members = members_of(file, status.st_size)
             except ValueError as error:
                 raise FormatError("{}: {}".format(self.name, error)) from None
         self.folder = next(iter(self._members)).split("/")[0]
@@ -61,11 +65,11 @@ class Archive:
         return None if place is None else place.size
 
     def names(self) -> List[str]:
-        """Return the names of all members but torch's own number of the file's content, which is optional."""
+        """Return the names of all members but the optional number of the content."""
         names = [name[len(self.folder) + 1 :] for name in self._members]
         return [name for name in names if name != ".data/serialization_id"]
 
-    def whole(self, member: str) -> Segment:
+    def complete(self, member: str) -> Segment:
         """Return all of a member. Raises FormatError."""
         return Segment(self, member, 0, self._place(member).size)
 
@@ -75,12 +79,17 @@ class Archive:
         if place.size > PICKLE_LIMIT:
             raise FormatError("{}: {} has {} bytes, and at most {} are read".format(
                 self.name, member, place.size, PICKLE_LIMIT))  # fmt: skip
-        data = b"".join(block for block, _ in self.blocks(member, 0, place.size))
+        data = b"".join(bytes(block) for block, _ in self.blocks(member, 0, place.size))
         self._compare(member, zlib.crc32(data))
         return data
 
     def blocks(self, member: str, start: int, stop: int) -> Iterator[Tuple[memoryview, int]]:
-        """Yield part of a member in blocks with the CRC of each. Raises FormatError and OSError."""
+        """Yield part of a member in blocks with the CRC of each.
+
+        All are in one buffer: use each before the next.
+
+        Raises FormatError and OSError.
+        """
         place = self._place(member)
         buffer, part = memoryview(bytearray(min(BLOCK, stop - start))), 0
         with records.open_regular(self.path) as file:
@@ -90,7 +99,7 @@ class Archive:
             file.seek(place.start + start)
             for begin in range(start, stop, BLOCK):
                 block = buffer[: min(BLOCK, stop - begin)]
-                if file.readinto(block) != len(block):
+                if _readinto(file, block) != len(block):
                     raise FormatError("{}: the end of the file is missing".format(self.name))
                 crc = zlib.crc32(block)
                 part = combined(part, crc, len(block))
@@ -134,8 +143,15 @@ class Archive:
                 self.name, member, crc, expected))  # fmt: skip
 
 
+def _readinto(file: BinaryIO, block: memoryview) -> int:
+    return cast("io.BufferedReader", file).readinto(block)
+
+
 def copy_segments(segments: Iterable[Segment], write: Callable[[memoryview], object]) -> int:
-    """Write segments one after the other; return the CRC-32 of all. Raises FormatError and OSError."""
+    """Write segments one after the other; return the CRC-32 of all.
+
+    Raises FormatError and OSError.
+    """
     crc = 0
     for block, part in blocks_of(segments):
         write(block)
@@ -163,7 +179,10 @@ def zeros(size: int) -> Segment:
 
 
 def blocks_of(segments: Iterable[Segment]) -> Iterator[Tuple[memoryview, int]]:
-    """Yield the bytes of segments in blocks with the CRC-32 of each. Raises FormatError and OSError."""
+    """Yield the bytes of segments in blocks with the CRC-32 of each.
+
+    Raises FormatError and OSError.
+    """
     for segment in segments:
         if segment.archive is not None:
             for block, crc in segment.archive.blocks(*segment[1:]):

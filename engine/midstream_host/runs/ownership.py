@@ -81,7 +81,7 @@ def acquire(root: str, run_id: str, migration: str, epoch: int, owner: str, seco
         mine = lock is not None and lock.migration == migration and lock.epoch == epoch
         if not mine:
             if fence.epoch >= epoch:
-                raise RefusedError("run {} has migrated to {} (epoch {})".format(run_id, fence.owner, fence.epoch))
+                raise RefusedError("run {} has migrated to {} (ownership {})".format(run_id, fence.owner, fence.epoch))
             _refuse_others(paths, migration, epoch)
         if not mine or fence.epoch < epoch:
             records.MigrationLock(migration, epoch, owner, time.time() + seconds, "").write(paths.migration_lock)
@@ -330,7 +330,8 @@ def put_fence(
                 return old
             if old.epoch >= new.epoch and not new.continues(old):
                 raise RefusedError(
-                    "the fence of {} is at epoch {} (owner {}) here; epoch {} (owner {}) cannot replace it".format(
+                    "the fence of {} is at ownership {} (owner {}) here; "
+                    "ownership {} (owner {}) cannot replace it".format(
                         run_id, old.epoch, old.owner, new.epoch, new.owner
                     )
                 )

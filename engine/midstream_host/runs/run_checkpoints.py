@@ -54,7 +54,7 @@ def _listed(paths: records.RunPaths, names: Collection[str], cached: KnownManife
         listed.append(dataclasses.replace(checkpoint, pinned=name in pins, accepted=accepted))
     for name in set(cached).difference(names):
         del cached[name]
-    return sorted(listed, key=lambda entry: (entry.step, entry.attempt))
+    return sorted(listed, key=lambda entry: entry.order)
 
 
 def described(

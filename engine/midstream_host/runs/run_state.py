@@ -61,7 +61,7 @@ class RunDescription(ProcessState):
     @property
     def usable(self) -> List[ListedCheckpoint]:
         """The complete, accepted checkpoints."""
-        return [entry for entry in self.checkpoints if entry.complete and entry.accepted]
+        return [entry for entry in self.checkpoints if entry.usable]
 
 
 @dataclasses.dataclass(frozen=True)

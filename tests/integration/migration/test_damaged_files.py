@@ -25,7 +25,8 @@ from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import FORMAT, UNKNOWN, Plan
 from midstream.migrate.journal_recovery import reestablish
 from midstream.migrate.planning import measured_rates
-from midstream.migrate.steps.migration import Migration, MovedOnError, replayed
+from midstream.migrate.steps import observation
+from midstream.migrate.steps.migration import Migration, MovedOnError, NeedsOperatorError, replayed
 from midstream.watch.watcher import Watcher
 from midstream_core import records
 from support.command_line import Ended, midstream
@@ -144,7 +145,7 @@ def test_refusal_shows_the_records_of_the_hosts(directory: MigrationDirectory, t
         no_traceback(done)
         assert done.stderr.count("\n") == 1
         assert "plan.json is empty" in done.stderr
-        assert "a has run r locked for it: epoch 2, owner b, sealed at step 9" in done.stderr
+        assert "a has run r locked for it: ownership 2, owner b, sealed at step 9" in done.stderr
     assert not directory.request_file.exists(), "a refused rollback leaves no request"
 
 
@@ -387,6 +388,21 @@ def test_reestablish_refuses_run_of_another_migration(migration: Migration, tmp_
     records.MigrationLock("another", 2, "b", 1.0).write(run.paths.migration_lock)
     with pytest.raises(MovedOnError, match="this migration does not have it"):
         reestablish(without_journal(migration), rollback=False)
+
+
+def test_wait_ends_where_a_status_stays_unreadable(
+    migration: Migration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut tore it, and no engine writes another: on the old code the migration waited for a week."""
+    there = RunDirectory(tmp_path / "b", "r")
+    Path(there.attempt(2).status()).write_bytes(b"")
+    monkeypatch.setattr(observation, "DAMAGE_TIMEOUT", 1.0)
+    migration.watch.start()
+    try:
+        with pytest.raises(NeedsOperatorError, match="midstream --repair r --on b"):
+            observation.wait_for(migration, "the healthy steps", "b", lambda _: False, 20.0)
+    finally:
+        migration.watch.stop()
 
 
 # ------------------------------------------------------------------------------------------ which fleet it belongs to

@@ -21,6 +21,7 @@ from midstream.watch.loss_curve import CurveRows
 from midstream.watch.run_failure import RunFailure
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 # What a run does before its first step, by its state.
 DOING = {
@@ -103,12 +104,10 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
     ):
         text.append(f"{name} ", palette.DIM)
         text.append(f"{value}  ", palette.TEXT)
-    done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     text.append("checkpoint ", palette.DIM)
-    if done:
-        newest = max(done, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        old = f" {format.age(screen_state.now - newest.created)} ago" if newest.created else ""
-        text.append(f"{newest.name}{old}", palette.TEXT)
+    if (checkpoint := newest_checkpoint(run.usable)) is not None:
+        old = f" {format.age(screen_state.now - checkpoint.created)} ago" if checkpoint.created else ""
+        text.append(f"{checkpoint.name}{old}", palette.TEXT)
     else:
         text.append("none yet", palette.WAIT)
     if run.problem:
@@ -218,11 +217,11 @@ def info(
     else:
         for line in changes:
             page.text.append(f"   {line}\n", _change_colour(line))
-    page.heading("Fence")
+    page.heading("Ownership")
     if run.fence:
-        page.fact("ownership", f"{run.fence.epoch}, owner {run.fence.owner}")
+        page.fact("number", f"{run.fence.epoch}, owner {run.fence.owner}: the only one that may save")
         if run.fence.sealed_step is not None:
-            page.fact("sealed", f"earlier epochs count up to step {format.grouped(run.fence.sealed_step)}")
+            page.fact("before", f"steps of earlier owners count up to {format.grouped(run.fence.sealed_step)}")
     else:
         page.none("none yet")
     if run.store:
@@ -239,7 +238,7 @@ def info(
     status = run.status
     if status is not None:
         page.heading("Process")
-        page.fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, epoch {status.epoch}")
+        page.fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, ownership {status.epoch}")
         if status.root_digest:
             page.fact("digest", status.root_digest)
         page.heading("Versions")
