@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,8 @@ WHOLE = (Bounds(), Bounds(steps=4), Bounds(deaths=1), Bounds(deaths=1, other=Tru
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RealMachine:
-    """Return a machine whose processes are not started, and whose writes do not wait for the disk."""
-    monkeypatch.setenv("MIDSTREAM_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[RealMachine]:
+    """Return a machine whose processes are not started, with its files in memory."""
 
     def spawn(*arguments: Any, **_: Any) -> records.ProcessIdentity:
         identity = records.this_process()
@@ -32,8 +30,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RealMachine:
         return identity
 
     monkeypatch.setattr(attempts, "spawn", spawn)
+    monkeypatch.setattr(attempts, "detached", list)
     real_chain.cache_clear()
-    return RealMachine(tmp_path)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        monkeypatch.setenv("MIDSTREAM_STATE", f"{directory}/state")
+        yield RealMachine(Path(directory))
 
 
 def compare(machine: RealMachine, explored: Explored) -> None:
