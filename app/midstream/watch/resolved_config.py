@@ -79,7 +79,7 @@ def value_of(text: str) -> RunConfig:
 
 def changes(before: str, after: str) -> list[ConfigChange]:
     """Return the fields in which two configurations (YAML) differ, sorted by name."""
-    one, other = (_flat(value_of(text) or {}) for text in (before, after))
+    one, other = (flat(value_of(text) or {}) for text in (before, after))
     found = []
     for name in sorted(one.keys() | other.keys()):
         first, second = one.get(name, _ABSENT), other.get(name, _ABSENT)
@@ -107,12 +107,12 @@ def line(change: ConfigChange, arrow: str = "->") -> str:
     return f"+ {change.name} {change.after}" if change.kind == "added" else f"- {change.name} {change.before}"
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings to dotted names."""
     if not isinstance(value, Mapping) or not value:
         return {prefix: value}
     return {
         name: item
         for key, inner in value.items()
-        for name, item in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+        for name, item in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
     }

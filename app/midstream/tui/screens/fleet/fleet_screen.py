@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
+from midstream.listing.fleet_fields import CONFIG
 from midstream.tui import commands
 from midstream.tui.screens.fleet.filter_line import FilterLine
 from midstream.tui.screens.fleet.list_screen import RUNS, ListScreen
@@ -132,11 +133,11 @@ class FleetScreen(ListScreen):
                 drawn = Drawn(series, hues=attempt_hues(run))
                 curve.draw((drawn,), metric=curve.metric, names=names, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
-            from midstream.tui.screens.fleet.host_text import describe_host
+            from midstream.tui.screens.fleet.host_text import describe_host, utilization_of
 
             host = screen_state.snapshot.host(str(key))
             rule.show(str(key))
-            history = self.midstream.utilization_history.get(str(key), ())
+            history = utilization_of(screen_state.snapshot.system.get(str(key)))
             words = describe_host(host, self.glyphs, self.size.width, screen_state.now, history) if host else Text()
             self.update_text("#preview-text", cut_to(words, pane.size.height - 1, "v, then 2 shows all"))
         else:
@@ -235,6 +236,22 @@ class FleetScreen(ListScreen):
         else:
             failed = self.screen_state.failure(run) is not None
             self.app.push_screen(RunScreen(run.run_id, view=LOGS, at_failure=failed))
+
+    def choose_config_values(self) -> None:
+        from midstream.tui.screens.fleet import config_columns
+
+        run, layout = self._selected_run(), self.list_layout
+        if run is None or not run.attempt:
+            self.notify("select a run that has started: its configuration names the values")
+            return
+        listed = layout.columns or [column.title for column in self.listing.chosen([])]
+        shown = [title for title in listed if title.startswith(CONFIG)]
+
+        def chosen(names: list[str]) -> None:
+            layout.columns = [*(title for title in listed if not title.startswith(CONFIG)), *names]
+            self._save()
+
+        config_columns.choose(self, run, shown, chosen)
 
     def action_migrate(self) -> None:
         run = self._selected_run() if self._view == RUNS else None
