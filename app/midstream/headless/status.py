@@ -232,7 +232,7 @@ def _needs_facts(condition: Condition | None) -> bool:
 
 
 def _chosen_rows(moment: FleetMoment, condition: Condition | None, columns: Sequence[Field]) -> list[tuple[str, ...]]:
-    """Return the heading and rows of a table with these fields, a row for each run that passes."""
+    """Return the heading and rows of a table with these fields of the runs."""
     runs = [run for run in moment.snapshot.current() if condition is None or condition.holds(run, moment)]
     titles = tuple(field.column.title if field.column is not None else field.name.upper() for field in columns)
     return [titles, *(tuple(field.shown(run, moment) for field in columns) for run in runs)]

@@ -182,10 +182,10 @@ class Comparison(Condition):
             return self._holds_any(value)
         return isinstance(value, int | float) and self._holds_number(value)
 
-    def _holds_any(self, value: Any) -> bool:
-        """Compare numbers where both sides are numbers, else texts; ``:`` is ``=`` for a number."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and self.pattern is None and not math.isnan(self.span[0]):
+    def _holds_any(self, value: object) -> bool:
+        """Compare numbers where both sides are numbers, else texts."""
+        of_numbers = self.pattern is None and not math.isnan(self.span[0])
+        if of_numbers and isinstance(value, int | float) and not isinstance(value, bool):
             return self._holds_number(value)
         if self.operator in ("<", "<=", ">", ">="):
             return False

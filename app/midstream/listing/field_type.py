@@ -41,7 +41,7 @@ class Field:
         return "" if value is None and self.kind in (Kind.TEXT, Kind.LIST, Kind.TIME) else _FORMS[self.kind](value)
 
 
-def _any(value: Any) -> str:
+def _any(value: object) -> str:
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -55,6 +55,11 @@ _FORMS: Mapping[Kind, Callable[[Any], str]] = {
     Kind.TIME: str,
     Kind.ANY: _any,
 }
+
+
+def group_name(value: Any) -> str:
+    """Return the name of the group of items with this value; empty without a value."""
+    return value if isinstance(value, str) else ", ".join(sorted(value))
 
 
 class Fields(dict[str, Field]):

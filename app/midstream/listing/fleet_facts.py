@@ -1,4 +1,4 @@
-"""Facts about runs that hosts do not report by themselves: costs, and values of their configurations.
+"""Facts about runs beyond the reports: costs, and values of configurations.
 
 A list that names one of them notes it here; a thread reads what was noted.
 """
@@ -38,12 +38,15 @@ class FleetFacts:
         return bool(self._noted)
 
     def cost(self, run_id: str) -> float | None:
-        """Return what the processes of a run have cost; None: not known, or a host without a price."""
+        """Return what a run has cost; None: not known, or a host without a price."""
         self.costs_named = True
         return self._costs.get(run_id)
 
     def config_value(self, run: RunView, name: str) -> ConfigValue:
-        """Return a value of a run's configuration by its dotted name in lower case; None: none, or not known."""
+        """Return a value of a run's configuration; None: none, or not known.
+
+        ``name`` is its dotted name in lower case.
+        """
         if not run.attempt:
             return None
         key = (run.host, run.run_id, run.attempt)
@@ -65,7 +68,7 @@ class FleetFacts:
         return known[1]
 
     def read(self, config: Callable[[RunView], str]) -> bool:
-        """Read the configurations that are noted. Return whether there were any. Called in a thread.
+        """Read the configurations that are noted; return whether there were any.
 
         ``config`` returns the configuration of a run's newest attempt as YAML, or raises MidstreamError.
         """
@@ -77,7 +80,7 @@ class FleetFacts:
             values = list(pool.map(lambda item: _values(config, item[1], names), noted))
         with self._lock:
             for (key, _), found in zip(noted, values, strict=True):
-                configs[key] = found  # a dict that was replaced meanwhile is read again
+                configs[key] = found  # a dict that was replaced during the read is read again
                 self._noted.pop(key, None)
         return True
 
@@ -100,7 +103,10 @@ def _values(config: Callable[[RunView], str], run: RunView, names: frozenset[str
 
 
 def loss_points(run: RunView) -> tuple[float, ...]:
-    """Return means of the loss at evenly spaced rows, at most `POINTS`; those without a loss are left out."""
+    """Return means of the loss at evenly spaced rows, at most `POINTS`.
+
+    Parts without a loss are left out.
+    """
     from midstream.watch.loss_curve import CurveRows
 
     rows, total = run.curve, len(run.curve)

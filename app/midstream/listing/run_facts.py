@@ -83,7 +83,7 @@ def progress(run: RunView) -> float | None:
 
 
 def elapsed(run: RunView, moment: FleetMoment) -> float | None:
-    """Return seconds since the run's first start, up to its last heartbeat where nothing runs."""
+    """Return seconds from the run's first start to now, or to its last heartbeat."""
     begin, age = started(run), moment.run_age(run)
     if begin is None or age is None:
         return None
@@ -91,7 +91,7 @@ def elapsed(run: RunView, moment: FleetMoment) -> float | None:
 
 
 def used_by(run: RunView, moment: FleetMoment) -> float | None:
-    """Return the mean utilization of the accelerators that a run's processes use, 0..1."""
+    """Return the mean utilization of the accelerators that a run uses, 0..1."""
     found = list[float]()
     for member in moment.snapshot.members(run) if run.running else ():
         host = moment.snapshot.host(member.host)
@@ -104,7 +104,7 @@ def used_by(run: RunView, moment: FleetMoment) -> float | None:
 
 
 def trend(points: Sequence[float]) -> float | None:
-    """Return how much the loss has changed over the newest quarter of its steps, as a share of it."""
+    """Return the change of the loss over the newest quarter, as a share of it."""
     if len(points) < 4:
         return None
     before = points[-1 - len(points) // 4]

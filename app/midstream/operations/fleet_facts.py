@@ -1,4 +1,4 @@
-"""Read what lists show beyond the reports of hosts: costs and configurations of runs."""
+"""Read what lists show beyond the reports: costs and configurations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALL_TIME = 10 * 365 * 86400.0  # seconds before now for which costs are counted
 
 
 def costs_of(report: CostReport) -> dict[str, float]:
-    """Return what each run has cost, without those that ran on a host that has no price."""
+    """Return what each run has cost, where all of its hosts have a price."""
     return {run.run_id: run.cost for run in report.runs if run.cost is not None}
 
 

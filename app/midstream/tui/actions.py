@@ -157,7 +157,7 @@ class Actions:
         return collect(self._hosts, seconds)
 
     def read_facts(self, facts: FleetFacts, *, costs: bool) -> None:
-        """Read what lists have noted: configurations, and with ``costs`` what runs have cost."""
+        """Read the configurations that lists have noted, and with ``costs`` the costs."""
         from midstream.operations.fleet_facts import ALL_TIME, costs_of
 
         if costs:

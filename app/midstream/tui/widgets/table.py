@@ -370,7 +370,7 @@ def _total(widths: Mapping[int, int]) -> int:
 
 
 def shortened(text: str, room: int, ellipsis: str, *, in_middle: bool = False) -> str:
-    """Cut a text to ``room`` cells: at its end, or in its middle, where names that begin alike differ at the end."""
+    """Cut a text to ``room`` cells, at its end or in its middle."""
     kept = max(0, room - cell_len(ellipsis))
     end = kept // 2 if in_middle else 0
     tail = ""

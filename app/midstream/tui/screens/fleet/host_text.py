@@ -24,7 +24,7 @@ MAX_MEMORY = 10**15  # bytes, as above
 
 
 def utilization_of(series: SystemSeries | None) -> Mapping[int, Sequence[float]]:
-    """Return the newest utilizations of each accelerator of a host, 0..1, by its index."""
+    """Return the newest utilizations of each accelerator, 0..1, by its index."""
     if series is None:
         return {}
     keys = [key for key in series.stored_keys() if key[0] == "utilization"]
@@ -89,7 +89,7 @@ def describe_host(
 
 
 def _accelerator(name: str, item: Accelerator, history: Sequence[float], glyphs: Glyphs, room: int) -> Text:
-    """Return a line of an accelerator: utilization over time and now, and its memory; empty without either."""
+    """Return a line of an accelerator: utilization over time and now, and memory."""
     text = Text()
     if not item.memory_total and item.utilization is None:
         return text

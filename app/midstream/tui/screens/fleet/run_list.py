@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, overload
 
-from midstream.listing.field_type import Field
+from midstream.listing.field_type import Field, group_name
 from midstream.tui.screens.fleet import table_rows
 from midstream.tui.screens.fleet.run_column import SMALL, RunColumn
 from midstream.tui.screens.fleet.table_rows import FoundItems, Listing
@@ -156,7 +156,7 @@ class RunList:
             if key:
                 field = self._listing.fields.named(key)
                 assert field is not None  # `update` has looked
-                form = table_rows.sort_form(field) if name == SORT else table_rows.group_name
+                form = table_rows.sort_form(field) if name == SORT else group_name
                 self._column(name, True, self._value(field, form), timed=field.timed)
 
     def _column(
@@ -209,7 +209,7 @@ class RunList:
         finished = self._listing.finished
         return finished is not None and finished(self._runs.views[rank])
 
-    def _value(self, field: Field, form: Callable[[Any], object]) -> Callable[[int, ScreenState], Any]:
+    def _value(self, field: Field, form: Callable[[object], object]) -> Callable[[int, ScreenState], Any]:
         return lambda rank, state: form(field.get(self._runs.views[rank], state))
 
     # ------------------------------------------------------------------------------------------ result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from midstream import format
 from midstream.listing import fleet_fields, run_facts
 from midstream.listing.column import Column
-from midstream.listing.field_type import Field, Fields
+from midstream.listing.field_type import Field, Fields, group_name
 from midstream.listing.filter_values import Kind
 from midstream.listing.fleet_fields import CONFIG, NO_CERTIFICATE, certificate_state
 from midstream.listing.run_facts import hardware, short_kind
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 Member = TypeVar("Member")  # an item, or what stands for it
 Cell = str | tuple[str, str]  # a text, or (text, colour)
-Draw = Callable[[Any, ScreenState, Glyphs], Cell]
+Item = Any  # a host, a run or a migration
+Draw = Callable[[Item, ScreenState, Glyphs], Cell]
 PROGRESS_WIDTH = 8  # cells
 
 
@@ -49,11 +50,11 @@ class Listing:
     """
 
     fields: Fields
-    key: Callable[[Any], Hashable]
+    key: Callable[[Item], Hashable]
     draw: Mapping[str, Draw]
-    is_dim: Callable[[Any, ScreenState], bool] = lambda *_: False
+    is_dim: Callable[[Item, ScreenState], bool] = lambda *_: False
     groups: tuple[str, ...] = ()
-    finished: Callable[[Any], bool] | None = None
+    finished: Callable[[Item], bool] | None = None
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -61,7 +62,7 @@ class Listing:
         return tuple(field.column for field in self.fields.values() if field.column is not None)
 
     def chosen(self, titles: Sequence[str]) -> tuple[Column, ...]:
-        """Return the columns with these titles or names of fields, in the list's order; default ones without.
+        """Return the columns with these titles, or the default ones without titles.
 
         Values of configurations are before the column that takes the remaining width.
         """
@@ -95,7 +96,7 @@ class FoundItems:
 
     keys: Sequence[Hashable]
     count: int
-    item: Callable[[int], Any]
+    item: Callable[[int], Item]
 
 
 def found_in(
@@ -130,17 +131,20 @@ def found_in(
     return FoundItems(keys, len(items), places.__getitem__)
 
 
-def sort_value(value: Any) -> object:
+def sort_value(value: object) -> object:
     """Return what a value is sorted by, None for an unknown one."""
     return value if value not in (None, "", ()) and value == value else None
 
 
-def sort_form(field: Field) -> Callable[[Any], Any]:
-    """Return what makes a sort value of a field's value: numbers before texts where it may have both."""
+def sort_form(field: Field) -> Callable[[object], object]:
+    """Return what makes a sort value of a field's value.
+
+    Numbers come before texts where a field may have both.
+    """
     return _sort_value_of_any if field.kind is Kind.ANY else sort_value
 
 
-def _sort_value_of_any(value: Any) -> object:
+def _sort_value_of_any(value: object) -> object:
     value = sort_value(value)
     return None if value is None else (isinstance(value, str), value)
 
@@ -173,11 +177,6 @@ def ordered_in_parts(
         yield None
     known.sort(key=value, reverse=descending)
     yield known + others if others else known
-
-
-def group_name(value: Any) -> str:
-    """Return the name of the group of items with this value; empty without a value."""
-    return value if isinstance(value, str) else ", ".join(sorted(value))
 
 
 def grouped(
@@ -305,7 +304,10 @@ def _time_left(run: RunView, screen_state: ScreenState, _: Glyphs) -> Cell:
 
 
 def _loss_curve(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Cell:
-    """Draw the losses as a sparkline; the first one, of random weights, is drawn at the end of the scale."""
+    """Draw the losses as a sparkline.
+
+    The first one, of random weights, is drawn at the end of the scale.
+    """
     points = screen_state.facts.points(run)
     if len(points) < 2:
         return ""
