@@ -1,4 +1,4 @@
-"""Curves of several runs: their colours and dashes, a legend, and the mean and band of groups."""
+"""Curves of several runs: colours and dashes, a legend, mean and band."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DASH_SIGNS = ("━━", "╍╍", "┅┅", "━╍")
 
 
 def lines(runs: Sequence[tuple[str, Series]]) -> list[Drawn]:
-    """Return the curve of each run in a colour of its own, dashed where the colours begin again."""
+    """Return the curve of each run, dashed where the colours begin again."""
     return [
         Drawn(series, name, palette.series(number), dash=palette.dash(number))
         for number, (name, series) in enumerate(runs)
@@ -35,7 +35,7 @@ class Bands:
         self._computed: dict[Hashable, tuple[Series, Series]] = {}
 
     def lines(self, groups: Mapping[str, Sequence[Series]]) -> list[Drawn]:
-        """Return the band from the lowest to the highest run of each group, and its mean above it."""
+        """Return the band of each group, from its lowest to its highest run, and its mean."""
         drawn, kept = list[Drawn](), dict[Hashable, tuple[Series, Series]]()
         for number, (name, members) in enumerate(groups.items()):
             key = (name, tuple((id(series), len(series)) for series in members))
@@ -48,7 +48,7 @@ class Bands:
 
 
 def mean_and_band(members: Sequence[Series]) -> tuple[Series, Series]:
-    """Return the mean of the members' values over x, and the lowest and highest value at each x.
+    """Return the mean over x, and the lowest and highest value at each x.
 
     Each member counts once at an x, however many points it has there, between its first point and its last one.
     """
@@ -70,7 +70,7 @@ def mean_and_band(members: Sequence[Series]) -> tuple[Series, Series]:
 
 
 def _at(series: Series, x: float, start: int, stop: int) -> float:
-    """Return the mean of the points ``start <= i < stop`` at x, or of a series that has none there the nearest one.
+    """Return the mean of the points ``start <= i < stop``, or the point nearest to x.
 
     The result is NaN before its first point and after its last one.
     """
@@ -81,9 +81,9 @@ def _at(series: Series, x: float, start: int, stop: int) -> float:
 
 
 def legend(drawn: Sequence[Drawn], metric: str, at: float | None, glyphs: Glyphs, width: int, height: int) -> Text:
-    """Return a line for each named curve: sign, name, and last value or that at ``at``.
+    """Return a line for each named curve: sign, name, value.
 
-    The curves with the lowest values are first; without room for all, the last line has the number of the others.
+    The value is the last one, or that at ``at``. The curves with the lowest values are first; without room for all, the last line has the number of the others.
     """
     named = [each for each in drawn if each.name]
     rows = [(each, _value(each.series, at)) for each in named]

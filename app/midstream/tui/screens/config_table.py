@@ -15,7 +15,7 @@ ABSENT = "-"
 
 
 def show(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
-    """Read the configurations of these runs, and show the values that are not the same in all of them."""
+    """Read the configurations of runs, and show the values that differ."""
     screen.notify(f"reading {len(runs)} configurations ...", timeout=2)
     actions = screen.midstream.actions
 

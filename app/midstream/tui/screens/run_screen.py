@@ -99,6 +99,11 @@ class RunScreen(RunLogScreen):
         if self._open_at_failure:
             self.call_after_refresh(self.go_to_failure)
 
+    def restarted(self, started: float | None) -> None:
+        """Show the curves of the run, which was perhaps started again at ``started``."""
+        self._started = started or self._started
+        self.action_view(CURVES)
+
     def crumbs(self) -> tuple[str, ...]:
         return ("Runs", self.run_id)
 

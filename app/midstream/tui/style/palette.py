@@ -109,6 +109,7 @@ PALETTES = {
     ),
 }
 DEFAULT = "midstream"
+LIGHT = "paper"  # for a terminal with a light background, until a theme is chosen
 _current = PALETTES[DEFAULT]
 
 

@@ -15,6 +15,7 @@ from midstream.tui.style import palette
 from midstream.tui.widgets.canvas import Canvas
 
 DASHES = ((8, 5), (3, 3), (14, 4))  # dots drawn and left out, of the patterns 1, 2, 3
+MAX_TICKS = 6  # of a short y axis, to get two numbers on it
 ROBUST_SHARE = 0.995  # share of the values within the y axis; higher ones are drawn at its edge
 MIN_ROBUST_VALUES = 400  # with fewer values none counts as an outlier
 
@@ -62,6 +63,9 @@ class Scale:
         """Return (value, label) of about ``count`` ticks, ascending."""
         if not self.log:
             marks = axes.ticks(self.low, self.high, count)
+            while len(marks) < 2 and count < MAX_TICKS:  # one number alone shows no scale
+                count += 1
+                marks = axes.ticks(self.low, self.high, count)
             gap = marks[1] - marks[0] if len(marks) > 1 else self.high - self.low
             return [(value, axes.label(value, gap)) for value in marks]
         return [(value, f"{value:.3g}") for value in axes.log_ticks(10**self.low, 10**self.high, count)]
