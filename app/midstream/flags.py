@@ -87,6 +87,10 @@ def _add_look(flags: FlagParser) -> None:
     look = flags.section("look at runs")
     look.mode("--status", action="store_true", help="print hosts, runs and checkpoints once")
     look.flag("--filter", of=("--status",), metavar="EXPR", help="only the runs that pass a filter: 'loss<2.5 age>5m'")
+    look.flag(
+        "--columns", of=("--status",), metavar="NAME[,NAME...]",
+        help="a table of runs with these fields: run,state,left,config.optimizer.learning_rate",
+    )  # fmt: skip
     look.mode("--cost", action="store_true", help="print hours and money by host, run and migration")
     look.mode(
         "--compare", metavar="RUN|CONFIG", needs=("--with",), engine=True, completes="runs",
