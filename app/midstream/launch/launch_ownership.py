@@ -160,7 +160,7 @@ def sign_launch(
     elif chain.head.epoch < fence.epoch:
         raise UsageError(
             f"run {run_id} was sealed for {fence.owner} (ownership {fence.epoch}) without a signed record",
-            "midstream --continue, on the machine that started the migration, finishes it",
+            "midstream --continue MIGRATION, on the machine that started the migration, finishes it",
         )
     memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
     return chain
