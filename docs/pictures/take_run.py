@@ -1,7 +1,9 @@
-"""Renew the pictures of a run and of its certificate, from a real run: python docs/pictures/take_run.py.
+"""Renew the pictures of a run and of its certificate, from a real run.
 
-It trains `configs/gpt2_nano.yaml` on two local hosts, migrates it after some minutes, and opens the terminal UI in tmux.
-The key P saves each picture. Takes ten minutes on two cores.
+    python docs/pictures/take_run.py [STEPS]
+
+It trains `configs/gpt2_nano.yaml` on a local host, migrates it to another one after STEPS updates, and opens the terminal
+UI in tmux, where the key P saves each picture.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ sys.path.insert(0, str(REPOSITORY / "tests"))
 from support.tui.terminal import Terminal  # noqa: E402  (tests are no package of the project)
 
 PICTURES = Path(__file__).parent
-STEPS = 1200  # before the migration
+STEPS = 300  # before the migration; half of them follow it
 SIZE = (120, 32)  # cells
 
 
-def main() -> None:
-    """Train, migrate, and save both pictures."""
+def main(before: int) -> None:
+    """Train, migrate after ``before`` updates, and save both pictures."""
     directory = Path(tempfile.mkdtemp(prefix="midstream-pictures-"))
     fleet = directory / "fleet.yaml"
     hosts = {"lab": 2, "rented": 4}
@@ -33,9 +35,9 @@ def main() -> None:
     env = {**os.environ, "MIDSTREAM_FLEET": str(fleet), "MIDSTREAM_STATE": str(directory / "state")}
     try:
         midstream(env, "--launch", "configs/gpt2_nano.yaml", "--on", "lab", "--run-id", "webtext")
-        while steps(env) < STEPS:
+        while steps(env) < before:
             subprocess.run(["sleep", "10"], check=True)
-        midstream(env, "--migrate", "webtext", "--to", "rented", "--healthy-steps", "400", "--yes")
+        midstream(env, "--migrate", "webtext", "--to", "rented", "--healthy-steps", str(before // 2), "--yes")
         take(directory, env)
         midstream(env, "--stop", "webtext")
     finally:
@@ -77,4 +79,4 @@ def save(terminal: Terminal, directory: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if sys.argv[1:] else STEPS)
