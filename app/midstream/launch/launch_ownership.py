@@ -180,7 +180,7 @@ def sign_launch(
     elif chain.head.epoch < fence.epoch:
         raise UsageError(
             f"run {run_id} was passed to {fence.owner} (ownership {fence.epoch}) without a signed record",
-            "midstream --continue, on the machine that started the migration, finishes it",
+            "midstream --continue MIGRATION, on the machine that started the migration, finishes it",
         )
     memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
     return chain

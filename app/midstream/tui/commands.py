@@ -352,7 +352,8 @@ def document() -> str:
     lines += ["| command | effect |", "|---|---|"]
     for word in WORDS:
         star = " \\*" if word.changes else ""
-        lines.append(f"| `:{word.name}{' ' + word.argument if word.argument else ''}`{star} | {word.description} |")
+        typed = f":{word.name} {word.argument}".rstrip().replace("|", "&#124;")  # a bar would end the cell
+        lines.append(f"| <code>{typed}</code>{star} | {word.description} |")
     return "\n".join(lines) + "\n"
 
 

@@ -156,6 +156,6 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
         )
     raise UsageError(
         f"{belongs}, which has no copy",
-        f"check root: of {owner} in the fleet file; midstream --continue, on the machine that started it, finishes "
-        f"an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
+        f"check root: of {owner} in the fleet file; midstream --continue MIGRATION, on the machine that started it, "
+        f"finishes an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
     )

@@ -152,7 +152,7 @@ def no_checkpoints(run: RunView) -> tuple[str, ...]:
         return (f"listing {run.store} ...",)
     if run.store and run.problem:
         return ("checkpoints unknown:", run.problem, "The store is listed again automatically.")
-    return ("no checkpoints yet.", "The run saves automatically; midstream --stop saves and stops it.")
+    return ("no checkpoints yet.", "The run saves automatically; midstream --stop RUN saves and stops it.")
 
 
 class _Page:

@@ -397,7 +397,7 @@ def test_guard_does_not_undo_the_rollback_of_its_user(tmp_path: Path, monkeypatc
     monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([result]))
     with pytest.raises(MidstreamError, match="other: rolled back as requested") as found:
         watching.run()
-    assert found.value.hint == "midstream --guard r guards it again"
+    assert found.value.hint == "midstream --guard r --to other,b guards it again"
     assert [event["kind"] for event in events] == ["lost", "migrating", "needs you"], events
 
 
