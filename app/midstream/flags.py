@@ -33,7 +33,17 @@ EXPORT_FORMATS = ("huggingface",)
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
-_CONSENT = ("--launch", "--restart", "--migrate", "--guard", "--rollback", "--repair", "--delete", "--clean")
+_CONSENT = (
+    "--init-run",
+    "--launch",
+    "--restart",
+    "--migrate",
+    "--guard",
+    "--rollback",
+    "--repair",
+    "--delete",
+    "--clean",
+)
 
 
 def parser() -> FlagParser:
@@ -283,7 +293,9 @@ def _add_recover(flags: FlagParser) -> None:
         "--save-first", of=("--delete",), action="store_true",
         help="save and stop the runs that train there, before their slice is deleted",
     )  # fmt: skip
-    recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
+    recover.flag(
+        "--yes", of=_CONSENT, action="store_true", help="agree to the loss, price, deletion or program that is named"
+    )
 
 
 def _add_checkpoints(flags: FlagParser) -> None:

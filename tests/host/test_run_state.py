@@ -120,7 +120,7 @@ def test_exited_source_is_sealed_once(root: str, run: RunDirectory) -> None:
     sealed = ownership.seal(root, "run", 2, "there", 5)
     assert (sealed.epoch, sealed.owner, sealed.sealed_step) == (2, "there", 5)
     assert ownership.seal(root, "run", 2, "there", 5) == sealed, "repeating it changes nothing"
-    with pytest.raises(records.RecordError, match="already at epoch 2"):
+    with pytest.raises(records.RecordError, match="already at ownership 2"):
         ownership.seal(root, "run", 2, "elsewhere", 5)
     fence = records.Fence.read(run.paths.fence)
     assert fence.accepts(1, 5)
@@ -134,7 +134,7 @@ def test_put_fence_refuses_lower_epochs(root: str, run: RunDirectory) -> None:
     assert ownership.put_fence(root, "run", second.to_json()).epoch == 2
     assert ownership.put_fence(root, "run", second.to_json()).epoch == 2
     for old in (first, first.sealed(2, "elsewhere", 5)):
-        with pytest.raises(run_state.RefusedError, match="epoch 2"):
+        with pytest.raises(run_state.RefusedError, match="ownership 2"):
             ownership.put_fence(root, "run", old.to_json())
     assert records.Fence.read(run.paths.fence) == second
 

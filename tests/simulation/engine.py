@@ -58,13 +58,31 @@ class Commit:
     root_digest: str
 
 
+@dataclass(frozen=True)
+class Start:
+    """One start of an engine that may commit."""
+
+    machine: str
+    epoch: int
+    start: int
+    restored: int
+
+
 @dataclass
 class History:
     """Events that really happened. No program under test reads them."""
 
     commits: list[Commit] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
     training: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # process -> (epoch, start)
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.commits.clear()
+        self.starts.clear()
+        self.training.clear()
+        self.seals.clear()
 
 
 HISTORY = History()
@@ -214,7 +232,7 @@ class Engine:
         )
         self.status.update(step=manifest.step, rehearsed_seconds=STEP, compiled_seconds=5 * STEP)
         self._answered = max(self._answered, command.sequence)
-        self.status.update(state=records.WAITING, message=f"waits for its state, epoch {self.attempt.epoch}")
+        self.status.update(state=records.WAITING, message=f"waits for its state, ownership {self.attempt.epoch}")
         lease = Lease(self.files.lease)
         while not lease.over():
             if self._signalled:
@@ -232,7 +250,7 @@ class Engine:
                 self.status.try_write()
             fence = save_fence.read_fence(self.paths)
             if fence is not None and fence.epoch > self.attempt.epoch:
-                raise FencedError(f"the run has passed to {fence.owner} (epoch {fence.epoch})")
+                raise FencedError(f"the run has passed to {fence.owner} (ownership {fence.epoch})")
             time.sleep(0.5)
         return None
 
@@ -240,7 +258,7 @@ class Engine:
         if command.action != records.RESTORE:
             return f"{command.action}: a standby accepts restore and stop only"
         if command.epoch != self.attempt.epoch or not command.checkpoint:
-            return f"the command is of epoch {command.epoch}"
+            return f"the command is of ownership {command.epoch}"
         manifest = records.Manifest.read_or_none(
             os.path.join(self.paths.checkpoint(command.checkpoint), records.MANIFEST)
         )
@@ -248,7 +266,7 @@ class Engine:
             return f"{command.checkpoint} is not here, or has another root digest"
         fence = save_fence.read_fence(self.paths)
         if fence is None or (fence.epoch, fence.owner) != (self.attempt.epoch, self.attempt.target):
-            return f"the fence does not name {self.attempt.target} as owner of epoch {self.attempt.epoch}"
+            return f"the fence does not name {self.attempt.target} as owner of ownership {self.attempt.epoch}"
         return ""
 
     # ------------------------------------------------------------------------------------------ replica
@@ -290,7 +308,7 @@ class Engine:
                     return promotion, [row for row in rows if row["global_step"] >= (promotion.step or 0)]
                 fence = save_fence.read_fence(self.paths)
                 if fence is not None and fence.epoch > self.attempt.epoch:
-                    raise FencedError(f"the run has passed to {fence.owner} (epoch {fence.epoch})")
+                    raise FencedError(f"the run has passed to {fence.owner} (ownership {fence.epoch})")
                 time.sleep(REPLAYED_STEP)
                 rows.append(self._row(REPLAYED_STEP))
                 metrics.write(rows[-1])
@@ -306,7 +324,8 @@ class Engine:
         if command.action not in (records.STANDBY, records.PROMOTE):
             return f"{command.action}: a replica accepts standby, promote, restore and stop only"
         if command.epoch != self.attempt.epoch:
-            return f"the command is of epoch {command.epoch}, and this attempt replays for epoch {self.attempt.epoch}"
+            replayed = self.attempt.epoch
+            return f"the command is of ownership {command.epoch}, and this attempt replays for ownership {replayed}"
         if command.step is None or (command.action == records.STANDBY and command.step < self._step):
             return f"{command.action} at step {command.step}: the replica is at step {self._step} already"
         fence = save_fence.read_fence(self.paths)
@@ -386,6 +405,7 @@ class Engine:
         self.status.update(state=records.TRAINING, step=self._step)
         key = (self._process.machine.name, self._process.pid)
         HISTORY.training[key] = (self.attempt.epoch, self.attempt.start)
+        HISTORY.starts.append(Start(self._process.machine.name, self.attempt.epoch, self.attempt.start, self._restored))
         saved_at = time.monotonic()
         for row in rows:
             metrics.write(row)

@@ -54,6 +54,22 @@ def check_certificates(world: World, state: str = "state") -> None:
         saved = [commit for commit in engine.HISTORY.commits if commit.step == step]
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
+        begun = [start for start in engine.HISTORY.starts if start.epoch == certificate["epoch"]]
+        if not any((start.machine, start.restored) == (certificate["target"], step) for start in begun):
+            raise BrokenError(f"{path} certifies step {step} on {certificate['target']}, and there began only {begun}")
+
+
+def check_outcomes(world: World) -> None:
+    """Check that no migration ended as completed while another machine owned the run."""
+    if world.completed:
+        raise BrokenError("; ".join(world.completed))
+
+
+def check_other(world: World) -> None:
+    """Check that the other run on the same roots has the same bytes as before."""
+    if world.other and (now := world.digest_of_other()) != world.other:
+        changed = sorted(set(now.items()) ^ set(world.other.items()))
+        raise BrokenError(f"another run was touched: {changed}")
 
 
 def check_accepted(world: World, owner: str) -> None:

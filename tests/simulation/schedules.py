@@ -7,26 +7,23 @@ as a story; the same seed gives the same story.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
 import shutil
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 
-from simulation import engine, faults, invariants
+from simulation import engine, faults, hints, invariants, operators
 from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.world import RUN, World, records
+from simulation.world import LIE, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
-ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
+OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
-HINT = re.compile(r"midstream (--[a-z-]+ [^;,()\n]*)")
 
 
 @dataclass(frozen=True)
@@ -72,25 +69,27 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     dice = random.Random(f"schedule {schedule.seed}")
     schedule = schedule.drawn(dice)
     SCHEDULER.reset(schedule.seed)
-    engine.HISTORY.commits.clear()
-    engine.HISTORY.training.clear()
-    engine.HISTORY.seals.clear()
+    engine.HISTORY.clear()
     outcome = Outcome(schedule)
     world = World(directory, schedule.seed)
     try:
+        if dice.random() < OTHER_RUNS:
+            world.begin_other()
         world.begin_run("one", 15)
         outcome.story.append(schedule.story())
         strikes = faults.Strikes(world, list(schedule.faults or ()), "one", "two")
         consents: list[int] = []
         try:
             _operate(world, schedule.mode, dice, consents, schedule.scenario)
-            _settle(world, dice)
+            operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
         invariants.check_commits(engine.HISTORY.commits, consents)
         invariants.check_certificates(world)
+        invariants.check_outcomes(world)
+        invariants.check_other(world)
         if ANY not in consents:
             invariants.check_accepted(world, world.trains()[0])
     except (invariants.BrokenError, EndlessWaitError) as error:
@@ -98,14 +97,11 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     except Exception:  # noqa: BLE001  a fault of the simulation is shown like one of the program
         outcome.broken = traceback.format_exc()
     outcome.virtual, outcome.calls = SCHEDULER.now, len(world.network.calls)
-    outcome.story += [f"$ midstream {words}\n  exit {code}: {_last(text)}" for words, code, text in world.said]
+    outcome.story += [
+        f"$ midstream {words}\n  exit {code}: {hints.last_message(text)[:600]}" for words, code, text in world.said
+    ]
     outcome.story.append(f"trains on {world.trains()}")
     return outcome
-
-
-def _last(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.startswith(("midstream:", f"{RUN}:"))]
-    return (lines or text.strip().splitlines() or [""])[-1][:600]
 
 
 def _give(world: World, *words: str) -> tuple[int, str]:
@@ -121,7 +117,7 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
     migrate = ("--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
     if scenario == "guard":
         guard = world.command("--guard", RUN, "--to", "two", "--yes")
-        world.run_for(dice.choice([100.0, 1000.0, 6000.0]))
+        world.run_for(dice.choice([100.0, 400.0, 1500.0]))
         guard.deliver(SIGINT)
         world.wait(guard)
         return
@@ -135,7 +131,7 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             state = "state.copied"
             if Path(world.directory, "state").is_dir():
                 shutil.copytree(Path(world.directory, "state"), Path(world.directory, state))
-        if migrations := _open_migrations(world, state):
+        if migrations := operators.migrations(world, state):
             flag = dice.choice(["--rollback", "--continue"]) if scenario != "roll back" else "--rollback"
             words = (flag, migrations[-1], *(["--yes"] if flag == "--rollback" else []))
             if flag == "--rollback":
@@ -143,66 +139,18 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             second = world.command(*words, state=state)
             world.wait(second)
     world.wait(first)
-    if scenario == "and back" and not _is_open(world):
+    if scenario == "and back" and not operators.is_open(world):
         _give(world, "--migrate", RUN, "--to", "one", "--mode", mode, *SHORT)
 
 
 def _claim(world: World, name: str) -> None:
     """Have a machine show the run as its own, under a later epoch than its own."""
     paths = world.paths(name)
-    os.makedirs(paths.attempt(9).dir)
+    os.makedirs(paths.attempt(LIE).dir)
     for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
         shutil.copy(source, target)
     shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
-    records.Fence(9, name, sealed_step=1).write(paths.fence)
+    records.Fence(LIE, name, sealed_step=1).write(paths.fence)
     status = world.status("one")
     assert status is not None
-    replace(status, attempt=9, epoch=9, host=name, step=10**6).write(paths.attempt(9).status(0))
-
-
-def _open_migrations(world: World, state: str = "state") -> list[str]:
-    found = Path(world.directory, state, "migrations")
-    return sorted(path.name for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
-
-
-def _settle(world: World, dice: random.Random) -> None:
-    """Continue what is open until the run trains on one machine, by the commands that the program offers."""
-    for trial in range(ATTEMPTS):
-        world.run_for(dice.choice([1.0, 30.0, 200.0]) if trial < 3 else max(faults.OUTAGES))
-        working = list(world.machines["operator"].processes.values())
-        processes = [process for process in working if process.name.startswith("migration")]
-        if processes:
-            world.run_until(lambda processes=processes: all(process.exit_code is not None for process in processes))
-        if len(world.trains()) == 1 and not _is_open(world):
-            return
-        # The operator of a copied state directory follows the lines that were printed there.
-        state = next((state for state in ("state", "state.copied") if _is_open(world, state)), "")
-        if state:
-            world.wait(world.command("--continue", _open_migrations(world, state)[-1], state=state))
-        elif not world.trains():
-            _relaunch(world)
-    if len(world.trains()) != 1 or _is_open(world):
-        raise invariants.BrokenError(
-            f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {_is_open(world)}"
-        )
-
-
-def _is_open(world: World, state: str = "state") -> bool:
-    """Return whether the newest migration of a state directory is open, by its journal."""
-    migrations = _open_migrations(world, state)
-    if not migrations:
-        return False
-    journal = Path(world.directory, state, "migrations", migrations[-1], "journal.jsonl")
-    lines = journal.read_bytes().splitlines() if journal.is_file() else []
-    results = [json.loads(line) for line in lines if b'"result"' in line]
-    last = results[-1] if results else {}
-    return last.get("outcome") not in ("completed", "rolled_back", "rolled back", "moved_on", "moved on")
-
-
-def _relaunch(world: World) -> None:
-    """Start the run again where its newest fence says that it belongs."""
-    owners = [name for name in ("one", "two") if (fence := world.fence(name)) is not None and fence.owner == name]
-    newest = max(owners, key=lambda name: world.fence(name).order, default=None)  # type: ignore[union-attr]
-    if newest is None:
-        raise invariants.BrokenError("no machine owns the run")
-    _give(world, "--launch", world.paths(newest).config, "--run-id", RUN, "--on", newest, "--yes")
+    replace(status, attempt=LIE, epoch=LIE, host=name, step=10**6).write(paths.attempt(LIE).status(0))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -25,17 +27,19 @@ from midstream.launch import input_check
 from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
+from midstream.watch import watcher
 from midstream_core import records
 from midstream_core.attempt import status_file
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, links, machines
+from simulation import copies, engine, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
-EPOCH = 1
+LIE = 9  # epoch of a fence that a machine claims
+OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
@@ -50,7 +54,11 @@ class World:
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
+    troubled: bool = False  # whether a machine or link failed when the newest command ended
     journal_lines: int = 0
+    other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
+    completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
+    _kept: int = 0
     dice: random.Random = field(init=False)  # draws what faults do
     at_line: Callable[[int, bool], None] = lambda number, after: None
 
@@ -101,6 +109,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
+            self.troubled = not self.healthy()
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -117,8 +126,61 @@ class World:
             "MIDSTREAM_ROOT": self.root(host), "RUN_ID": RUN, "MIDSTREAM_ATTEMPT": "1", "MIDSTREAM_EPOCH": "1",
             "MIDSTREAM_TARGET": host, "MIDSTREAM_HOST": host,
         }  # fmt: skip
-        start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
+        process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
+        records.write_json(paths.attempt(1).launched(0), {**_identity(process).to_json(), "argv": ["train"]})
         self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
+
+    def keep_root(self, host: str) -> str:
+        """Copy a host's root, as a snapshot does; return where the copy is."""
+        self._kept += 1
+        kept = os.path.join(self.directory, f"snapshot.{self._kept}")
+        if os.path.isdir(self.root(host)):
+            shutil.copytree(self.root(host), kept)
+        return kept
+
+    def restore_root(self, host: str, kept: str) -> int:
+        """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        shutil.rmtree(self.root(host), ignore_errors=True)
+        if os.path.isdir(kept):
+            shutil.copytree(kept, self.root(host))
+        commits, count = engine.HISTORY.commits, 0
+        while commits and not any(self._has(name, commits[-1]) for name in self.machines):
+            commits.pop()
+            count += 1
+        return count
+
+    def _has(self, host: str, commit: engine.Commit) -> bool:
+        name = records.checkpoint_name(commit.step, commit.attempt)
+        path = os.path.join(self.paths(host).checkpoint(name), records.MANIFEST)
+        manifest = records.Manifest.read_or_none(path)
+        return manifest is not None and (manifest.epoch, manifest.start) == (commit.epoch, commit.start)
+
+    def begin_other(self) -> None:
+        """Put a run that has stopped on the roots of both hosts: nothing may touch it."""
+        for host in ("one", "two"):
+            paths = records.RunPaths(self.root(host), OTHER)
+            files = paths.attempt(1)
+            os.makedirs(files.dir)
+            settings = {**config(self.root(host)), "trainer": {**config(self.root(host))["trainer"], "id": OTHER}}
+            records.write_bytes(paths.config, yaml.safe_dump(settings).encode(), mode=0o600)
+            engine.write_checkpoint(paths, 1, 1, 1, 7, settings)
+            records.Fence(1, host, start=1).write(paths.fence)
+            records.Status(
+                records.STOPPED, 7, 0, heartbeat=0.0, run_id=OTHER, attempt=1, epoch=1, start=1,
+                boot_id=f"{host}-boot-0", pid=7, start_ticks=7, machine=f"machine-{host}",
+            ).write(files.status(0))  # fmt: skip
+        self.other = self.digest_of_other()
+
+    def digest_of_other(self) -> dict[str, str]:
+        """Return the digest of each file of the run that nothing may touch."""
+        digests = {}
+        for host in ("one", "two"):
+            directory = records.RunPaths(self.root(host), OTHER).dir
+            for where, _, names in os.walk(directory):
+                for name in names:
+                    data = Path(where, name).read_bytes()
+                    digests[f"{host} {os.path.relpath(os.path.join(where, name), directory)}"] = _sha256(data)
+        return digests
 
     def status(self, host: str) -> records.Status | None:
         """Return the newest attempt's status on a host, as its file says."""
@@ -135,6 +197,21 @@ class World:
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
         return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
+
+    def note_completed(self, migration: str, directory: Path) -> None:
+        """Note a migration that ends as completed while the newest fence names another owner than its target."""
+        target = json.loads((directory / "plan.json").read_text())["route"]["target"]
+        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < LIE]
+        owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
+        if owner != target:
+            self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
+        for lines in Path(self.directory).glob(f"state*/migrations/{migration}/journal.jsonl"):
+            if lines.parent != directory and b'"outcome": "rolled back"' in lines.read_bytes():
+                self.completed.append(f"{migration} ended as completed, and a copy of its files as rolled back")
+
+    def healthy(self) -> bool:
+        """Return whether every machine is up, can be reached, and has space on its disk."""
+        return not self.network.cut and all(machine.up and not machine.full for machine in self.machines.values())
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""
@@ -180,6 +257,17 @@ def start_engine(machine: Machine, environment: Mapping[str, str], directory: st
     return process
 
 
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _identity(process: SimulatedProcess) -> records.ProcessIdentity:
+    machine = process.machine
+    return records.ProcessIdentity(
+        machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
+    )
+
+
 def _spawn_attempt(
     argv: Sequence[str],
     env: Mapping[str, str],
@@ -194,10 +282,7 @@ def _spawn_attempt(
     assert caller is not None
     own = {key: value for key, value in env.items() if key.startswith(("MIDSTREAM_", "RUN_ID"))}
     process = start_engine(caller.machine, own, os.path.dirname(launched), log)
-    machine = caller.machine
-    identity = records.ProcessIdentity(
-        machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
-    )
+    identity = _identity(process)
     records.write_json(launched, {**identity.to_json(), "argv": list(argv), **(note or {})})
     return identity
 
@@ -239,6 +324,8 @@ def _counted_line(self: journal.Journal, event: str, **fields: Any) -> Any:
     number, world.journal_lines = world.journal_lines, world.journal_lines + 1
     world.at_line(number, False)
     written = _write_line(self, event, **fields)
+    if event == "result" and fields.get("outcome") == "completed":
+        world.note_completed(fields["migration"], self.path.parent)
     world.at_line(number, True)
     return written
 
@@ -256,6 +343,8 @@ def config(root: str) -> dict[str, Any]:
 def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
+    hardware.install()
+    pace.install()
     replace_everywhere(host_pool.open_host, _open_host)
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
@@ -272,6 +361,8 @@ def install() -> None:
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
     journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
+    polls = watcher.PollInterval
+    watcher.PollInterval = lambda seconds, hosts: polls(max(seconds, WATCH_INTERVAL), hosts)  # type: ignore[misc]
     status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
 

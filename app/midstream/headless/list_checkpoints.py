@@ -58,7 +58,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
 def _checkpoint_state(checkpoint: ListedCheckpoint) -> str:
     words = ["complete" if checkpoint.complete else "damaged" if checkpoint.damaged else "partial"]
     if checkpoint.complete and not checkpoint.accepted:
-        words.append("past the seal")
+        words.append("does not count")
     if checkpoint.pinned:
         words.append("pinned")
     return ", ".join(words)

@@ -165,7 +165,7 @@ def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> li
         current = " (claim)" if claim.kind == CLAIM else ""
         former = claim.kind == FORMER and judgement.head is not None
         if not current and (former or run is not snapshot.copies(run.run_id)[0]):
-            current = " (superseded)"
+            current = " (former copy)"
         runs.append(
             (
                 run.run_id,

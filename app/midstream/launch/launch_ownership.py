@@ -159,7 +159,7 @@ def sign_launch(
         chain = signed_chain.first_chain(run_id, target, fence, consent=consent, begun=judgement.begun)
     elif chain.head.epoch < fence.epoch:
         raise UsageError(
-            f"run {run_id} was sealed for {fence.owner} (ownership {fence.epoch}) without a signed record",
+            f"run {run_id} was passed to {fence.owner} (ownership {fence.epoch}) without a signed record",
             "midstream --continue, on the machine that started the migration, finishes it",
         )
     memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)

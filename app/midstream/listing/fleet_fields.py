@@ -74,7 +74,7 @@ RUNS = by_name(
         Field("project", Kind.TEXT, lambda run, _: run_facts.project(run)),
         Field("reason", Kind.TEXT, _reason),
         Field("attempt", Kind.NUMBER, lambda run, _: run.attempt),
-        Field("epoch", Kind.NUMBER, lambda run, _: run.epoch),
+        Field("ownership", Kind.NUMBER, lambda run, _: run.epoch),
     )
 )
 MIGRATIONS = by_name(

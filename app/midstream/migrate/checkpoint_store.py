@@ -314,7 +314,7 @@ def store_conflict(host: Host, run_id: str, target_store: CheckpointStore, epoch
     fence = BucketRun(target_store.store, run_id, target_store.access).fence()
     if fence is not None and fence.epoch > epoch:
         return (
-            f"{target_store.store} has another run {run_id}: owned by {fence.owner} under epoch {fence.epoch}",
+            f"{target_store.store} has another run {run_id}: owned by {fence.owner} under ownership {fence.epoch}",
             f"midstream --repair {run_id} shows who owns it; for a new run choose another prefix or --run-id",
         )
     return "", ""

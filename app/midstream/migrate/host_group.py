@@ -227,10 +227,10 @@ class HostGroup:
         """
         return self._call_each(ownership.acquire)(migration=migration, epoch=epoch, owner=owner, seconds=seconds)
 
-    def release(self, migration: str) -> None:
-        """Release the migration lock and the pin."""
+    def release(self, migration: str, epoch: int, owner: str) -> None:
+        """Release the migration lock of a migration that is rolled back, and its pin."""
         self.checkpoint_store.unpin(migration)
-        self._call_each(ownership.release)(migration=migration)
+        self._call_each(ownership.release)(migration=migration, epoch=epoch, owner=owner)
 
     def put_fence(self, fence: records.Fence, migration: str, chain: records.OwnershipChain | None = None) -> None:
         """Write the fence on every run host, after the signed records that prove it."""

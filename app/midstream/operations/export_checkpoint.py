@@ -85,7 +85,9 @@ def output_of(fleet: Fleet, run: RunView, text: str) -> HostPath:
 
 
 def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[str], None]) -> str:
-    """Write the export and return the converter's line about it. The run is not changed.
+    """Write the export and return the converter's line about it.
+
+    The run is not changed.
 
     ``say`` gets lines of progress.
 
@@ -122,7 +124,7 @@ def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[st
 
 
 def _answer(process: Process) -> list[str]:
-    """Return the lines that an ended converter has printed; none where the host sends no end of them."""
+    """Return what an ended converter has printed; nothing where no end of it arrives."""
     process.limit_reading(Deadline(ANSWER_TIMEOUT))
     try:
         return process.stdout.read(MAX_ANSWER).decode(errors="replace").strip().splitlines()

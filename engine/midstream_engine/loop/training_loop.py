@@ -336,7 +336,7 @@ class Loop:
             except FenceUnreadableError as error:
                 self._status.update(state=records.TRAINING, rejected=command.sequence, message=str(error))
                 return requested.signalled  # the state is saved, and the signal comes only once
-            log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.owner)
+            log.info("sealed at step %d: ownership %d belongs to %s", self.step, fence.epoch, fence.owner)
         self._acknowledge(command, write=False)
         return True
 

@@ -31,7 +31,7 @@ def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> i
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
     with records.locked(paths.lock):
-        lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        lock = records.MigrationLock.held_or_none(paths.migration_lock)
         migration = command.get("migration")
         if migration and lock and lock.migration != migration and lock.epoch >= int_of(command.get("epoch", 1)):
             raise RefusedError(_locked_by(run_id, lock))
@@ -66,16 +66,19 @@ def acquire(root: str, run_id: str, migration: str, epoch: int, owner: str, seco
         seconds: How long the lock is valid.
 
     Raises:
-        RefusedError: Another migration has the lock, or the run has reached ``epoch`` already.
+        RefusedError: Another migration has the lock, the run has reached ``epoch`` already, or another process has
+            rolled this migration back, with a copy of its files.
     """
     paths = records.RunPaths(root, run_id)
     with records.locked(paths.lock):
         fence = records.Fence.read_or_none(paths.fence) or records.first_fence("")
         lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        if lock is not None and lock.released and lock.migration == migration:
+            raise RefusedError("migration {} was rolled back by another process".format(migration))
         mine = lock is not None and lock.migration == migration and lock.epoch == epoch
         if not mine:
             if fence.epoch >= epoch:
-                raise RefusedError("run {} has migrated to {} (epoch {})".format(run_id, fence.owner, fence.epoch))
+                raise RefusedError("run {} has migrated to {} (ownership {})".format(run_id, fence.owner, fence.epoch))
             _refuse_others(paths, migration, epoch)
         if not mine or fence.epoch < epoch:
             records.MigrationLock(migration, epoch, owner, time.time() + seconds, "").write(paths.migration_lock)
@@ -85,19 +88,31 @@ def acquire(root: str, run_id: str, migration: str, epoch: int, owner: str, seco
 @reads()
 def migration_lock(root: str, run_id: str) -> Optional[records.MigrationLock]:
     """Return the run's migration lock, held or expired; None where there is none."""
-    return records.MigrationLock.read_or_none(records.RunPaths(root, run_id).migration_lock)
+    return records.MigrationLock.held_or_none(records.RunPaths(root, run_id).migration_lock)
 
 
 @repeatable("what is released stays released")
-def release(root: str, run_id: str, migration: str) -> None:
-    """Release the migration lock; nothing where another migration has it."""
+def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> None:
+    """Release the lock of a migration that is rolled back; nothing where another migration has it.
+
+    A process with a copy of the migration's files may still go on: from here on it cannot acquire the lock.
+
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        migration: The migration.
+        epoch: The epoch that it was to begin.
+        owner: Its target.
+    """
     paths = records.RunPaths(root, run_id)
     if not os.path.isdir(paths.dir):
         return
     with records.locked(paths.lock):
         lock = records.MigrationLock.read_or_none(paths.migration_lock)
-        if lock is not None and lock.migration == migration:
-            os.unlink(paths.migration_lock)
+        if lock is None or (lock.released and lock.migration != migration):
+            lock = records.MigrationLock(migration, epoch, owner, 0.0, "")
+        if lock.migration == migration and not lock.released:
+            dataclasses.replace(lock, expires=0.0, released=True).write(paths.migration_lock)
 
 
 def _locked_by(run_id: str, lock: records.MigrationLock) -> str:
@@ -109,7 +124,7 @@ def _refuse_others(paths: records.RunPaths, migration: str, epoch: int) -> None:
 
     Call with the run's lock held.
     """
-    lock = records.MigrationLock.read_or_none(paths.migration_lock)
+    lock = records.MigrationLock.held_or_none(paths.migration_lock)
     if lock is None or lock.migration == migration or lock.epoch < epoch:
         return
     fence = records.Fence.read_or_none(paths.fence)
@@ -197,7 +212,7 @@ def allow_start(
                     run_id, fence.owner, fence.epoch, owner, epoch
                 )
             )
-        lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        lock = records.MigrationLock.held_or_none(paths.migration_lock)
         if lock is None or lock.migration != migration:
             raise RefusedError(
                 _locked_by(run_id, lock) if lock else "migration {} has no lock on run {}".format(migration, run_id)
@@ -280,7 +295,8 @@ def put_fence(
                 return old
             if old.epoch >= new.epoch and not new.continues(old):
                 raise RefusedError(
-                    "the fence of {} is at epoch {} (owner {}) here; epoch {} (owner {}) cannot replace it".format(
+                    "the fence of {} is at ownership {} (owner {}) here; "
+                    "ownership {} (owner {}) cannot replace it".format(
                         run_id, old.epoch, old.owner, new.epoch, new.owner
                     )
                 )

@@ -78,6 +78,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
     """Read every record of the run that can be read. Writes nothing."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     damaged = damaged_records.find(paths, most=MAX_DAMAGED)
+    lock = _read(records.MigrationLock, paths.migration_lock)
     return RunEvidence(
         exists=os.path.lexists(paths.dir),
         now=time.time(),
@@ -86,7 +87,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
         changed={name: _changed(posixpath.join(paths.dir, name)) for name in damaged},
         fence=_read(records.Fence, paths.fence),
         lineage=_read(records.Lineage, paths.lineage),
-        migration_lock=_read(records.MigrationLock, paths.migration_lock),
+        migration_lock=None if lock is None or lock.released else lock,
         config=_text(paths.config),
         checkpoints=_checkpoints(paths),
         attempts=[_attempt(paths, number) for number in run_state.attempts(paths)],

@@ -65,7 +65,7 @@ def kinds(fleet: Fleet, *shown: Shown) -> dict[str, str]:
 
 
 def test_signed_owner_comes_before_a_higher_claim(fleet: Fleet, first: records.OwnershipChain) -> None:
-    """A host shows the same chain, which is public, and a fence of epoch 9 with itself as the owner."""
+    """A host shows the same chain, which is public, and a fence of ownership 9 with itself as the owner."""
     text = chain_text(first)
     honest = Shown("one", fence_of(first), text)
     false_copies = [

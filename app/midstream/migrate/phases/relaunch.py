@@ -57,7 +57,7 @@ class Relaunch:
         migration.clock.end(migration.phase)
         if plan.has_standby and not migration.journal.facts.history_copied:
             with unless_preempted(
-                migration.fleet, migration.source_group.target, migration.note, "the curve up to the seal is not copied"
+                migration.fleet, migration.source_group.target, migration.note, "the curve up to the stop is not copied"
             ):
                 copy_run_history(migration, resolved=True)
             migration.journal.record(Facts(history_copied=True))

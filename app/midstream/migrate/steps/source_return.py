@@ -69,7 +69,7 @@ def withdraw_stop(migration: Migration) -> None:
         reports_failure = bool(status.message) and status.message != (before.message if before else None)
         return reports_failure and status.state == records.TRAINING
 
-    wait_for(migration, "the source's answer to the withdrawn seal", source.name, answered, WITHDRAW_TIMEOUT)
+    wait_for(migration, "the source's answer to the withdrawn stop", source.name, answered, WITHDRAW_TIMEOUT)
 
 
 def resume_unsealed(migration: Migration, fence: records.Fence) -> None:
@@ -86,14 +86,16 @@ def resume_unsealed(migration: Migration, fence: records.Fence) -> None:
     if state in records.ENDED and answer.running:
         migration.source_group.wait_exited(attempt)
     elif answer.running:
-        migration.note(f"{migration.plan.source} was not sealed: it keeps training")
+        migration.note(f"{migration.plan.source} still owns the run: it keeps training")
         return
     if state in (records.FINISHED, records.FAILED):
-        migration.note(f"{migration.plan.source} was not sealed, and ended by itself ({state}): it is not restarted")
+        migration.note(
+            f"{migration.plan.source} still owns the run, and ended by itself ({state}): it is not restarted"
+        )
         return
     if not migration.source_group.describe().usable:
         migration.note(
-            f"{migration.plan.source} was not sealed, and {migration.plan.run_id} has no complete checkpoint there"
+            f"{migration.plan.source} still owns the run, and {migration.plan.run_id} has no complete checkpoint there"
         )
         return
     number = migration.source_group.running_attempt() or _start_source(migration, fence, None)
@@ -128,7 +130,7 @@ def returned_fence(migration: Migration, fence: records.Fence) -> records.Fence:
         ]
         return fence.rolled_back(owner, max([fence.sealed_step, *own]))
     raise MovedOnError(
-        f"run {plan.run_id} is at epoch {fence.epoch} (owner {fence.owner}) already: a later migration has it",
+        f"run {plan.run_id} is at ownership {fence.epoch} (owner {fence.owner}) already: a later migration has it",
         "midstream --status shows where it is",
     )
 
@@ -150,7 +152,7 @@ def put_fence(migration: Migration, group: HostGroup, back: records.Fence) -> No
         memory.remember(chain)  # after a host has stored it, as in `hand_over`
     migration.log_command(
         group.first,
-        f"fence: epoch {back.epoch}, owner {back.owner}, sealed at step {back.sealed_step}",
+        f"fence: ownership {back.epoch}, owner {back.owner}, last migrated at step {back.sealed_step}",
         shows=show_fence(group.paths),
     )
 

@@ -51,7 +51,7 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
     there = described.fence or records.first_fence("")
     if there.epoch > plan.epoch and not back.continues(there):
         raise MovedOnError(
-            f"run {plan.run_id} was migrated on from {target.name} to {there.owner} (epoch {there.epoch}): "
+            f"run {plan.run_id} was migrated on from {target.name} to {there.owner} (ownership {there.epoch}): "
             "a rollback would create a second lineage",
             f"migrate it from there: midstream --migrate {plan.run_id} --to {plan.source}",
         )

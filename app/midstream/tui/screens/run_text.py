@@ -217,11 +217,11 @@ def info(
     else:
         for line in changes:
             page.text.append(f"   {line}\n", _change_colour(line))
-    page.heading("Fence")
+    page.heading("Ownership")
     if run.fence:
-        page.fact("ownership", f"{run.fence.epoch}, owner {run.fence.owner}")
+        page.fact("number", f"{run.fence.epoch}, owner {run.fence.owner}: the only one that may save")
         if run.fence.sealed_step is not None:
-            page.fact("sealed", f"earlier epochs count up to step {format.grouped(run.fence.sealed_step)}")
+            page.fact("before", f"steps of earlier owners count up to {format.grouped(run.fence.sealed_step)}")
     else:
         page.none("none yet")
     if run.store:
@@ -238,7 +238,7 @@ def info(
     status = run.status
     if status is not None:
         page.heading("Process")
-        page.fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, epoch {status.epoch}")
+        page.fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, ownership {status.epoch}")
         if status.root_digest:
             page.fact("digest", status.root_digest)
         page.heading("Versions")

@@ -44,7 +44,7 @@ def checkpoint_rows(run: RunView, now: float) -> list[Row]:
     """
     step = run.step or 0
     newest = max((checkpoint.step for checkpoint in run.usable), default=None)
-    rows = [Row("now", ("now", "saved at the seal: no step is lost", format.grouped(step), ""))]
+    rows = [Row("now", ("now", "saved at the stop: no step is lost", format.grouped(step), ""))]
     if newest is not None:
         lost = plan_text.discarded(step - newest)
         rows.append(Row("latest", ("latest", lost, format.grouped(newest), "")))
