@@ -27,7 +27,7 @@ from midstream.transfer.report import VerifyReport
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
 from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
-from midstream_host.runs import run_state, standby_state
+from midstream_host.runs import checkpoint_pins, run_state, standby_state
 from midstream_host.runs.run_state import RunDescription
 from midstream_host.verify import tree
 
@@ -128,13 +128,13 @@ class DirectoryStore:
         return verify_objects(self.host, self._path(name))
 
     def pin(self, migration: str, name: str, expires: float) -> None:
-        self._call(run_state.pin)(migration=migration, checkpoint=name, expires=expires)
+        self._call(checkpoint_pins.pin)(migration=migration, checkpoint=name, expires=expires)
 
     def pin_newest(self, migration: str, expires: float, name: str = "") -> ListedCheckpoint | None:
         return self._call(standby_state.pin_newest)(migration=migration, expires=expires, name=name)
 
     def unpin(self, migration: str) -> None:
-        self._call(run_state.unpin)(migration=migration)
+        self._call(checkpoint_pins.unpin)(migration=migration)
 
     def _call(self, function: Callable[Concatenate[str, str, P], R]) -> Callable[P, R]:
         def call(*positional: P.args, **named: P.kwargs) -> R:

@@ -17,7 +17,7 @@ from midstream_core.attempt import replay_file
 from midstream_core.json_types import JsonObject, int_of, object_or_empty
 from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
-from midstream_host.runs import losses, ownership, run_checkpoints, run_state
+from midstream_host.runs import checkpoint_pins, losses, ownership, run_checkpoints, run_state
 from midstream_host.runs.run_checkpoints import CheckpointName
 
 POLL_INTERVAL = 0.02  # seconds
@@ -122,7 +122,7 @@ def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str
         checkpoint = _newest(paths, name)
         if checkpoint is None:
             return None
-        run_state.pin(root, run_id, migration, checkpoint.name, expires)
+        checkpoint_pins.pin(root, run_id, migration, checkpoint.name, expires)
         if os.path.exists(posixpath.join(paths.checkpoint(checkpoint.name), records.MANIFEST)):
             return checkpoint
 

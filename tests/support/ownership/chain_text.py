@@ -7,6 +7,6 @@ import json
 from midstream_core import records
 
 
-def chain_text(chain: records.OwnershipChain | None) -> str:
-    """Return the JSON text of a chain; empty without one."""
-    return "" if chain is None else json.dumps(chain.to_json(), separators=(",", ":"))
+def chain_text(chain: records.OwnershipChain) -> str:
+    """Return the JSON text of a chain."""
+    return json.dumps(chain.to_json(), separators=(",", ":"))

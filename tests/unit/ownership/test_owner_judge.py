@@ -241,4 +241,3 @@ def test_files_of_the_operator_are_private(first: records.OwnershipChain) -> Non
 def test_signed_record_says_the_same_once(first: records.OwnershipChain) -> None:
     second = migrated(first, "two", 20)
     assert next_chain(second, epoch=2, owner="two", step=20, migration=second.head.migration) is second
-    assert chain_text(None) == ""
