@@ -5,7 +5,7 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
 from midstream_host.formats.errors import FormatError
@@ -112,14 +112,26 @@ def _address(part: ModelRank) -> Made:
     for file in part.optimizers:
         for mapping in items_of(value_of(file.state, "param_slice_mappings")) or []:
             for _, address in pairs_of(mapping) or []:
-                state = address.steps[-1].values[0] if type(address) is Made and address.steps else None
-                if {name for name, _ in pairs_of(state) or []} == {"numel", "start"}:
+                if type(address) is Made and (_fields(address) == {"numel", "start"} or _by_position(address)):
                     return address
     raise FormatError("{}: its param_slice_mappings are in no form that is known".format(part.first.archive.name))
 
 
+def _fields(address: Made) -> Set[Any]:
+    state = address.steps[-1].values[0] if address.steps else None
+    return {name for name, _ in pairs_of(state) or []}
+
+
+def _by_position(address: Made) -> bool:
+    """Whether both numbers are arguments of the call, not a state."""
+    return not address.steps and len(items_of(address.arguments) or []) == 2
+
+
 def _new_address(sample: Made, piece: Piece) -> Made:
     made = Made(sample.opcode, sample.function, sample.arguments, sample.keywords)
+    if _by_position(sample):
+        made.arguments = Items("tuple", [piece.length, piece.start])
+        return made
     values = {"numel": piece.length, "start": piece.start}
     order = [name for name, _ in pairs_of(sample.steps[-1].values[0]) or []]
     made.steps = [Step("BUILD", [Pairs([[name, values[name]] for name in order])])]

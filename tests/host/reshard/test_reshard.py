@@ -260,7 +260,7 @@ def test_a_finished_file_that_was_damaged_since_is_found(tmp_path: Path) -> None
         str(work / "reshard.json"), {"files": [list(mark) for mark in stored.signature], "ranks": 3}
     )
     flip(work / RANK1, "data/1")
-    with pytest.raises(ReshardError, match=f"{RANK1}: data/1 is damaged"):
+    with pytest.raises(ReshardError, match=r"the numbers of .* that were written are not those that were read"):
         reshard(str(ZERO1), str(tmp_path / "out"), 3)
     assert reshard(str(ZERO1), str(tmp_path / "out"), 3).continued == 0
 
