@@ -147,15 +147,18 @@ def _model_file(model: ModelFile, part: Optional[ModelRank], ranks: int, rank: i
     contents: Dict[str, List[Segment]] = {}
     set_value(tree, "dp_world_size", ranks)
     name = model.archive.name
+    if part is not None and (part.sharded or part.round_robin):
+        _set_shapes(tree, part, part.target(ranks))
     if part is not None and part.sharded:
         name = optimizer_name(name, rank)
-        _set_shapes(tree, part, part.target(ranks))
+        if rank and pairs_of(value_of(tree, "shared_params")):  # that of rank 0, which alone names them
+            set_value(tree, "shared_params", Pairs([]))
         contents = _frozen(tree, part, ranks, rank)
     return NewFile(name, model.archive.folder, _members(model.archive, tree, contents))
 
 
 def _set_shapes(tree: Any, part: ModelRank, target: Division) -> None:
-    """Divide the shapes of the parameters into the subgroups of the target."""
+    """Set the order and the subgroups that the parameters have in the target."""
     shapes: Dict[Tuple[int, str], Any] = {}
     stored = items_of(value_of(tree, "param_shapes")) or []
     for group, named in zip(part.division.group_of, stored):
