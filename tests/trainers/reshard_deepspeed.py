@@ -59,14 +59,13 @@ def groups_of(model: nn.Module, count: int) -> list:
     ]
 
 
-def config_of(given: argparse.Namespace, world: int) -> dict:
+def config_of(given: argparse.Namespace) -> dict:
     """DeepSpeed's configuration."""
     zero = {"stage": given.stage, **({"sub_group_size": given.sub_group_size} if given.sub_group_size else {})}
     if given.round_robin:
         zero |= {"round_robin_gradients": True}
     return {
         "train_batch_size": GLOBAL_BATCH,
-        "train_micro_batch_size_per_gpu": GLOBAL_BATCH // world,
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -101,7 +100,7 @@ def main() -> None:
         model=model,
         optimizer=torch.optim.AdamW(groups_of(model, given.groups), 1e-2),
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 10)),
-        config=config_of(given, world),
+        config=config_of(given),
     )
     if given.resume:
         path, state = engine.load_checkpoint(given.resume)

@@ -5,7 +5,9 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
+import os
 import posixpath
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -28,7 +30,7 @@ from midstream_host.reshard.division import (
     undo_round_robin,
 )
 from midstream_host.reshard.optimizer_file import FP32, OptimizerFile
-from midstream_host.reshard.segments import Archive, Segment, blocks_of, joined, zeros
+from midstream_host.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
@@ -274,19 +276,23 @@ class StoredCheckpoint:
 
         It is the same whatever number of processes wrote the checkpoint. Raises FormatError and OSError.
         """
-        kinds: Dict[str, Any] = {}
+        kinds = sorted({kind for part in self.parts for group in range(len(part.order)) for kind in part.kinds(group)})
+        with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            return dict(zip(kinds, pool.map(self._digest, kinds)))
+
+    def _digest(self, kind: str) -> str:
+        digest = hashlib.sha256()
         for part in self.parts:
             for group, parameters in enumerate(part.order):
-                for kind in part.kinds(group):
-                    digest = kinds.setdefault(kind, hashlib.sha256())
+                if kind in part.kinds(group):
                     segments = [
                         segment
                         for parameter in parameters
                         for segment in part.numbers(kind, group, parameter, 0, parameter.size)
                     ]
-                    for block, _ in blocks_of(joined(segments)):
+                    for block in hashed_blocks(joined(segments)):
                         digest.update(block)
-        return {kind: digest.hexdigest() for kind, digest in sorted(kinds.items())}
+        return digest.hexdigest()
 
     def _ranks(self, model: ModelFile) -> int:
         ranks = value_of(model.tree, "dp_world_size")

@@ -5,7 +5,7 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
 from midstream_host.formats.errors import FormatError
@@ -112,14 +112,26 @@ def _address(part: ModelRank) -> Made:
     for file in part.optimizers:
         for mapping in items_of(value_of(file.state, "param_slice_mappings")) or []:
             for _, address in pairs_of(mapping) or []:
-                state = address.steps[-1].values[0] if type(address) is Made and address.steps else None
-                if {name for name, _ in pairs_of(state) or []} == {"numel", "start"}:
+                if type(address) is Made and (_fields(address) == {"numel", "start"} or _by_position(address)):
                     return address
     raise FormatError("{}: its param_slice_mappings are in no form that is known".format(part.first.archive.name))
 
 
+def _fields(address: Made) -> Set[Any]:
+    state = address.steps[-1].values[0] if address.steps else None
+    return {name for name, _ in pairs_of(state) or []}
+
+
+def _by_position(address: Made) -> bool:
+    """Whether both numbers are arguments of the call, not a state."""
+    return not address.steps and len(items_of(address.arguments) or []) == 2
+
+
 def _new_address(sample: Made, piece: Piece) -> Made:
     made = Made(sample.opcode, sample.function, sample.arguments, sample.keywords)
+    if _by_position(sample):
+        made.arguments = Items("tuple", [piece.length, piece.start])
+        return made
     values = {"numel": piece.length, "start": piece.start}
     order = [name for name, _ in pairs_of(sample.steps[-1].values[0]) or []]
     made.steps = [Step("BUILD", [Pairs([[name, values[name]] for name in order])])]
@@ -135,15 +147,18 @@ def _model_file(model: ModelFile, part: Optional[ModelRank], ranks: int, rank: i
     contents: Dict[str, List[Segment]] = {}
     set_value(tree, "dp_world_size", ranks)
     name = model.archive.name
+    if part is not None and (part.sharded or part.round_robin):
+        _set_shapes(tree, part, part.target(ranks))
     if part is not None and part.sharded:
         name = optimizer_name(name, rank)
-        _set_shapes(tree, part, part.target(ranks))
+        if rank and pairs_of(value_of(tree, "shared_params")):  # that of rank 0, which alone names them
+            set_value(tree, "shared_params", Pairs([]))
         contents = _frozen(tree, part, ranks, rank)
     return NewFile(name, model.archive.folder, _members(model.archive, tree, contents))
 
 
 def _set_shapes(tree: Any, part: ModelRank, target: Division) -> None:
-    """Divide the shapes of the parameters into the subgroups of the target."""
+    """Set the order and the subgroups that the parameters have in the target."""
     shapes: Dict[Tuple[int, str], Any] = {}
     stored = items_of(value_of(tree, "param_shapes")) or []
     for group, named in zip(part.division.group_of, stored):

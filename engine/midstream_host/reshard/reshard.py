@@ -27,6 +27,7 @@ LATEST = "latest"
 MAX_RANKS = 1 << 14
 _STATE = "reshard.json"  # in the directory of a conversion: what it converts
 _WRITTEN = ".partial"
+_THREADS = min(4, os.cpu_count() or 1)
 Progress = Callable[[int, int], None]  # bytes that are written, of all
 
 
@@ -118,7 +119,7 @@ def _convert(source: str, work: str, ranks: int, progress: Progress) -> Resharde
     if free < total:
         raise FormatError("{} bytes are free where it would be written, and it has {}".format(free, total))
     count = _Count(total, progress)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=_THREADS) as pool:
         before = pool.submit(stored.digests)
         for task in [
             *(pool.submit(_write, work, file, finished, count) for file in files),
@@ -140,12 +141,13 @@ def _compare(written: StoredCheckpoint, ranks: int, digests: Dict[str, str]) -> 
     if written.ranks != ranks:
         raise FormatError("what was written is for {} processes: report this as a fault".format(written.ranks))
     after = written.digests()
-    for archive in written.archives():
-        archive.check()
     for kind in sorted(digests.keys() | after.keys()):
         if digests.get(kind) != after.get(kind):
             raise FormatError("the numbers of {} that were written are not those that were read (hint: check the "
                               "disk)".format(kind))  # fmt: skip
+    with concurrent.futures.ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        for task in [pool.submit(archive.check_rest) for archive in written.archives()]:
+            task.result()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import io
 import os
 import threading
 import zlib
-from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, cast
+from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, cast
 
 from midstream_core import records
 from midstream_core.crc32_parts import MemberParts, combined
@@ -57,6 +57,7 @@ class Archive:
                 raise FormatError("{}: {}".format(self.name, error)) from None
         self.folder = next(iter(self._members)).split("/")[0]
         self._read: Dict[str, MemberParts] = {}
+        self._hashed: Set[str] = set()
         self._lock = threading.Lock()
 
     def size(self, member: str) -> Optional[int]:
@@ -83,10 +84,11 @@ class Archive:
         self._compare(member, zlib.crc32(data))
         return data
 
-    def blocks(self, member: str, start: int, stop: int) -> Iterator[Tuple[memoryview, int]]:
+    def blocks(self, member: str, start: int, stop: int, *, checked: bool = True) -> Iterator[Tuple[memoryview, int]]:
         """Yield part of a member in blocks with the CRC of each.
 
-        All are in one buffer: use each before the next.
+        All are in one buffer: use each before the next. ``checked``: False for bytes that are compared by a hash; their
+        CRC is 0.
 
         Raises FormatError and OSError.
         """
@@ -101,16 +103,28 @@ class Archive:
                 block = buffer[: min(BLOCK, stop - begin)]
                 if _readinto(file, block) != len(block):
                     raise FormatError("{}: the end of the file is missing".format(self.name))
-                crc = zlib.crc32(block)
-                part = combined(part, crc, len(block))
+                crc = zlib.crc32(block) if checked else 0
+                part = combined(part, crc, len(block)) if checked else 0
                 yield block, crc
-        self._note(member, start, stop, part)
+        if checked:
+            self._note(member, start, stop, part)
+        else:
+            self._hashed.add(member)
 
     def check_member(self, member: str) -> None:
         """Read a member and compare its CRC. Raises FormatError: it is damaged."""
         for _ in self.blocks(member, 0, self._place(member).size):
             pass
         self._compare(member, self._read[member].combined())
+
+    def check_rest(self) -> None:
+        """Compare the CRC of every member of which nothing was hashed.
+
+        Raises FormatError: one is damaged.
+        """
+        for name in self.names():
+            if name not in self._hashed:
+                self.check_member(name)
 
     def check(self) -> None:
         """Compare the CRC of every member of which something was read; read what was not.
@@ -153,7 +167,7 @@ def copy_segments(segments: Iterable[Segment], write: Callable[[memoryview], obj
     Raises FormatError and OSError.
     """
     crc = 0
-    for block, part in blocks_of(segments):
+    for block, part in _blocks_of(segments):
         write(block)
         crc = combined(crc, part, len(block))
     return crc
@@ -178,7 +192,18 @@ def zeros(size: int) -> Segment:
     return Segment(None, "", 0, size)
 
 
-def blocks_of(segments: Iterable[Segment]) -> Iterator[Tuple[memoryview, int]]:
+def hashed_blocks(segments: Iterable[Segment]) -> Iterator[memoryview]:
+    """Yield the bytes of segments, all with an archive, to be hashed.
+
+    Raises FormatError and OSError.
+    """
+    for segment in segments:
+        assert segment.archive is not None
+        for block, _ in segment.archive.blocks(*segment[1:], checked=False):
+            yield block
+
+
+def _blocks_of(segments: Iterable[Segment]) -> Iterator[Tuple[memoryview, int]]:
     """Yield the bytes of segments in blocks with the CRC-32 of each.
 
     Raises FormatError and OSError.
