@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(run: RunDirectory) -> RunDirectory:
-    """Return the run directory, with a fence of epoch 1."""
+    """Return the run directory, with a fence of ownership 1."""
     run.fence(1)
     return run
 
@@ -95,7 +95,7 @@ def test_begun_epoch_stays_with_its_migration(root: str, run: RunDirectory) -> N
     acquire(root, "a", seconds=-1.0)
     run.fence(2, "target of a", 5)
     assert acquire(root, "a").epoch == 2, "the same migration continues"
-    with pytest.raises(run_state.RefusedError, match=r"has migrated to target of a \(epoch 2\)"):
+    with pytest.raises(run_state.RefusedError, match=r"has migrated to target of a \(ownership 2\)"):
         acquire(root, "b")
     acquire(root, "b", epoch=3)
     with pytest.raises(run_state.RefusedError, match="has migrated to"):
@@ -120,6 +120,42 @@ def test_commands_and_fences_of_other_migrations_are_refused(root: str, run: Run
     assert ownership.seal(root, "run", 2, "target of a", 5, migration="a").epoch == 2
 
 
+def test_lock_is_not_released_while_its_command_to_stop_waits(root: str, run: RunDirectory) -> None:
+    """Another process of the migration may send it after the rollback has looked for one."""
+    run.status(1, records.TRAINING, 5)
+    acquire(root, "a")
+    stop = {**STOP, "owner": "target of a", "migration": "a"}
+    ownership.send_command(root, "run", 1, stop)
+    with pytest.raises(run_state.RefusedError, match="has commanded attempt 1 of run to stop by now"):
+        ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is not None
+    ownership.send_command(root, "run", 1, {"action": records.SAVE, "epoch": 1, "migration": "a"})
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is None
+
+
+def test_lock_is_not_released_while_the_run_is_sealed_for_it(root: str, run: RunDirectory) -> None:
+    acquire(root, "a")
+    ownership.seal(root, "run", 2, "target of a", 5, migration="a")
+    with pytest.raises(run_state.RefusedError, match="another process of migration a has sealed run run by now"):
+        ownership.release(root, "run", "a", 2, "target of a")
+    back = records.Fence.read(run.paths.fence).rolled_back("here", 5)
+    ownership.put_fence(root, "run", back.to_json(), migration="a")
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is None
+
+
+def test_command_to_seal_is_refused_after_a_rollback(root: str, run: RunDirectory) -> None:
+    """A process that was suspended would stop the engine that the rollback has started."""
+    run.attempt(3)
+    acquire(root, "a")
+    sealed = ownership.seal(root, "run", 2, "target of a", 5, migration="a")
+    ownership.put_fence(root, "run", sealed.rolled_back("here", 5).to_json(), migration="a")
+    with pytest.raises(run_state.RefusedError, match=r"run run belongs to here \(ownership 3\) by now"):
+        ownership.send_command(root, "run", 3, {**STOP, "owner": "target of a", "migration": "a"})
+    assert not os.path.exists(run.attempt(3).command_file)
+
+
 def test_standby_on_former_source_accepts_newer_epochs_only(root: str, run: RunDirectory) -> None:
     """A standby on a former source, where the lock of the finished migration is left."""
     run.attempt(1)
@@ -133,7 +169,7 @@ def test_standby_on_former_source_accepts_newer_epochs_only(root: str, run: RunD
 
 @pytest.mark.usefixtures("run")
 def test_rollback_and_next_migration_share_no_epoch(root: str) -> None:
-    """Only one of a rollback and the next migration from its target gets epoch 3."""
+    """Only one of a rollback and the next migration from its target gets ownership 3."""
     there = records.first_fence("here").sealed(2, "there", 5)
     back = there.rolled_back("here", 5)
     ownership.put_fence(root, "run", there.to_json(), migration="first")
@@ -142,7 +178,7 @@ def test_rollback_and_next_migration_share_no_epoch(root: str) -> None:
         ownership.put_fence(root, "run", back.to_json(), migration="first")
     ownership.release(root, "run", "second", 3, "there")
     ownership.put_fence(root, "run", back.to_json(), migration="first")
-    with pytest.raises(run_state.RefusedError, match=r"has migrated to here \(epoch 3\)"):
+    with pytest.raises(run_state.RefusedError, match=r"has migrated to here \(ownership 3\)"):
         acquire(root, "second", epoch=3)
 
 

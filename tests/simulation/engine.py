@@ -269,7 +269,7 @@ class Engine:
         manifest = self._manifest(command.checkpoint or "")
         self.status.update(step=manifest.step, rehearsed_seconds=STEP, compiled_seconds=5 * STEP)
         self._answered = max(self._answered, command.sequence)
-        self.status.update(state=records.WAITING, message=f"waits for its state, epoch {self.attempt.epoch}")
+        self.status.update(state=records.WAITING, message=f"waits for its state, ownership {self.attempt.epoch}")
         lease = Lease(self.files.lease)
         while not lease.over():
             if self._signalled:
@@ -287,7 +287,7 @@ class Engine:
                 self.status.try_write()
             fence = save_fence.read_fence(self.paths)
             if fence is not None and fence.epoch > self.attempt.epoch:
-                raise FencedError(f"the run has passed to {fence.owner} (epoch {fence.epoch})")
+                raise FencedError(f"the run has passed to {fence.owner} (ownership {fence.epoch})")
             time.sleep(0.5)
         return None
 
@@ -295,13 +295,13 @@ class Engine:
         if command.action != records.RESTORE:
             return f"{command.action}: a standby accepts restore and stop only"
         if command.epoch != self.attempt.epoch or not command.checkpoint:
-            return f"the command is of epoch {command.epoch}"
+            return f"the command is of ownership {command.epoch}"
         manifest = manifest_or_none(self.paths.checkpoint(command.checkpoint))
         if manifest is None or manifest.root_digest != command.root_digest:
             return f"{command.checkpoint} is not here, or has another root digest"
         fence = save_fence.read_fence(self.paths)
         if fence is None or (fence.epoch, fence.owner) != (self.attempt.epoch, self.attempt.target):
-            return f"the fence does not name {self.attempt.target} as owner of epoch {self.attempt.epoch}"
+            return f"the fence does not name {self.attempt.target} as owner of ownership {self.attempt.epoch}"
         return ""
 
     # ------------------------------------------------------------------------------------------ replica
@@ -343,7 +343,7 @@ class Engine:
                     return promotion, [row for row in rows if row["global_step"] >= (promotion.step or 0)]
                 fence = save_fence.read_fence(self.paths)
                 if fence is not None and fence.epoch > self.attempt.epoch:
-                    raise FencedError(f"the run has passed to {fence.owner} (epoch {fence.epoch})")
+                    raise FencedError(f"the run has passed to {fence.owner} (ownership {fence.epoch})")
                 time.sleep(REPLAYED_STEP)
                 rows.append(self._row(REPLAYED_STEP))
                 metrics.write(rows[-1])
@@ -359,7 +359,8 @@ class Engine:
         if command.action not in (records.STANDBY, records.PROMOTE):
             return f"{command.action}: a replica accepts standby, promote, restore and stop only"
         if command.epoch != self.attempt.epoch:
-            return f"the command is of epoch {command.epoch}, and this attempt replays for epoch {self.attempt.epoch}"
+            replayed = self.attempt.epoch
+            return f"the command is of ownership {command.epoch}, and this attempt replays for ownership {replayed}"
         if command.step is None or (command.action == records.STANDBY and command.step < self._step):
             return f"{command.action} at step {command.step}: the replica is at step {self._step} already"
         fence = save_fence.read_fence(self.paths)

@@ -44,6 +44,8 @@ class AdoptResult(ResultEvent, of=("--adopt",)):
 
 class InitRunResult(ResultEvent, of=("--init-run",)):
     file: Annotated[str, "the run file that was written"]
+    inferred: Annotated[Sequence[str], "what was inferred, and from what, one line each"]
+    missing: Annotated[Sequence[str], "what was not inferred and has to be filled in, one line each"]
 
 
 class StopResult(ResultEvent, of=("--stop",)):
@@ -103,6 +105,17 @@ class VerifyResult(ResultEvent, of=("--verify",)):
     root_digest: Annotated[str | None, "the root digest"]
     deep: Annotated[bool, "every array was decoded"]
     problems: Annotated[Sequence[Sequence[str]], "pairs of path and what is wrong"]
+
+
+class ReshardResult(ResultEvent, of=("--reshard",)):
+    checkpoint: Annotated[str, "the directory that was written, for load_checkpoint"]
+    step: Annotated[int | None, "the checkpoint's step"]
+    ranks_before: Annotated[int, "data-parallel processes that saved it"]
+    ranks: Annotated[int, "data-parallel processes that load it"]
+    files: Annotated[int, "number of files"]
+    bytes: Annotated[int, "bytes"]
+    digests: Annotated[Mapping[str, str], "SHA-256 of each kind of number, equal before and after"]
+    continued: Annotated[int, "files that an ended command had written"]
 
 
 class RecheckResult(ResultEvent, of=("--verify",)):

@@ -179,8 +179,8 @@ def sign_launch(
         chain = signed_chain.first_chain(run_id, target, fence, consent=consent, begun=judgement.begun)
     elif chain.head.epoch < fence.epoch:
         raise UsageError(
-            f"run {run_id} was sealed for {fence.owner} (ownership {fence.epoch}) without a signed record",
-            "midstream --continue, on the machine that started the migration, finishes it",
+            f"run {run_id} was passed to {fence.owner} (ownership {fence.epoch}) without a signed record",
+            "midstream --continue MIGRATION, on the machine that started the migration, finishes it",
         )
     memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
     return chain
@@ -336,8 +336,6 @@ def _newest(fleet: Fleet, host: Host, judgement: Judgement, here: Sequence[RunDe
         stored = bucket.checkpoints(accepted=accepted.accepts)
     except (MidstreamError, records.RecordError) as error:
         return NewestCheckpoint(problem=f"no checkpoint, as {url} cannot be read ({error}),")
-    positions = [
-        (checkpoint.epoch, checkpoint.step) for checkpoint in stored if checkpoint.complete and checkpoint.accepted
-    ]
+    positions = [(checkpoint.epoch, checkpoint.step) for checkpoint in stored if checkpoint.usable]
     shown = claim(bucket.url, fence, stored, accepted.proven, owner_line(head, host.name, own))
     return NewestCheckpoint(*max(positions, default=(0, None)), claim=shown)

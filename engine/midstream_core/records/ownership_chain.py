@@ -112,7 +112,7 @@ class OwnershipChain(JsonRecord):
             if before is not None and (entry.previous != before.digest or entry.key != before.key):
                 raise RecordError("{} does not continue the record before it".format(where))
             if before is not None and entry.epoch < before.epoch:
-                raise RecordError("{} goes back from epoch {} to {}".format(where, before.epoch, entry.epoch))
+                raise RecordError("{} goes back from ownership {} to {}".format(where, before.epoch, entry.epoch))
             before = entry
         if before is None:
             raise RecordError("ownership.json has no record")

@@ -14,11 +14,11 @@ import zlib
 
 import numpy as np
 
+from midstream_core.crc32_parts import MemberParts
 from midstream_core.restricted_pickle import Global
 from midstream_core.torch_members import Member, members_of
 from midstream_engine.interop import machine
 from midstream_engine.interop.calls import STORAGES, Storage
-from midstream_core.crc32_parts import MemberParts
 from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.foreign_values import TorchValue

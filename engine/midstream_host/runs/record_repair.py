@@ -218,7 +218,7 @@ def _engines() -> Iterator[Tuple[int, List[str]]]:
 
 def _checkpoints(paths: records.RunPaths) -> List[ListedCheckpoint]:
     named = (run_checkpoints.described(paths, name) for name in names_in(paths.checkpoints))
-    return sorted(filter(None, named), key=lambda entry: (entry.step, entry.attempt))
+    return sorted(filter(None, named), key=lambda entry: entry.order)
 
 
 def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:

@@ -145,7 +145,7 @@ def test_refusal_shows_the_records_of_the_hosts(directory: MigrationDirectory, t
         no_traceback(done)
         assert done.stderr.count("\n") == 1
         assert "plan.json is empty" in done.stderr
-        assert "a has run r locked for it: epoch 2, owner b, sealed at step 9" in done.stderr
+        assert "a has run r locked for it: ownership 2, owner b, sealed at step 9" in done.stderr
     assert not directory.request_file.exists(), "a refused rollback leaves no request"
 
 

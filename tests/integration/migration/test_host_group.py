@@ -32,7 +32,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 @pytest.fixture
 def runs(fleet: Fleet) -> dict[str, RunDirectory]:
-    """Create a copy of the run on a and on b, at epoch 1."""
+    """Create a copy of the run on a and on b, at ownership 1."""
     made = {name: RunDirectory(Path(fleet.hosts[name].root), "r") for name in "ab"}
     for each in made.values():
         each.fence(1, "pair")

@@ -50,7 +50,7 @@ def test_repaired_fence_has_the_starts_that_records_show(
     [written] = fleet.repaired(RUN)
     after = records.Fence.read(run.paths.fence)
     assert after.order == before.order == (1, 3)
-    assert any("start 3 of epoch 1" in line for line in written["evidence"]), written
+    assert any("start 3 of ownership 1" in line for line in written["evidence"]), written
     for start in range(5):
         for step in range(40):
             if after.accepts(1, step, start) != before.accepts(1, step, start):

@@ -137,14 +137,14 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     if not owner or run.host in owner_hosts:
         return
     lost = _if_lost(fleet, run.run_id, owner)
-    belongs = f"run {run.run_id} on {run.host} was handed to {owner} (epoch {run.epoch})"
+    belongs = f"run {run.run_id} on {run.host} was handed to {owner} (ownership {run.epoch})"
     if owner in fleet.unavailable:
         raise UsageError(f"{belongs}: {fleet.unavailable[owner].message}", lost)
     if not owner_hosts:
         if run.status is not None and run.status.epoch == run.epoch:  # it has trained there since
             raise UsageError(
-                f"run {run.run_id} has trained on {run.host} as {owner} (epoch {run.epoch}), which the fleet file does "
-                "not name",
+                f"run {run.run_id} has trained on {run.host} as {owner} (ownership {run.epoch}), which the "
+                "fleet file does not name",
                 f"name that host or target {owner} there again: the records of the run have this name",
             )
         raise UsageError(f"{belongs}, which the fleet file does not name", f"add it there; {lost}")
@@ -156,6 +156,6 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
         )
     raise UsageError(
         f"{belongs}, which has no copy",
-        f"check root: of {owner} in the fleet file; midstream --continue, on the machine that started it, finishes "
-        f"an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
+        f"check root: of {owner} in the fleet file; midstream --continue MIGRATION, on the machine that started it, "
+        f"finishes an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
     )

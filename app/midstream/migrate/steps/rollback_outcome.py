@@ -21,7 +21,7 @@ def refuse_moved_on(migration: Migration) -> None:
     if fence is None or fence.epoch < plan.epoch or fence.owner in own or owns_run(migration):
         return
     raise MovedOnError(
-        f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (epoch {fence.epoch})",
+        f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (ownership {fence.epoch})",
         "midstream --status shows where it is",
     )
 

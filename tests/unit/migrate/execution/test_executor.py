@@ -212,7 +212,7 @@ def without_output() -> Step:
     [
         (Facts(), "r was not commanded to stop, and stays on a"),
         (Facts(stop_commanded_at=1.0), "a was commanded to stop, and whether it has stopped is not known"),
-        (Facts(sealed=SEALED, relaunching=True), "r is sealed at step 7, and b may be training it"),
+        (Facts(sealed=SEALED, relaunching=True), "r was stopped at step 7 for good, and b may be training it"),
     ],
 )
 def test_lost_contact_interrupts_without_rollback(
@@ -300,11 +300,11 @@ def test_migration_ends_if_another_took_the_run_first(tmp_path: Path, monkeypatc
     run.status(1, records.STOPPED, 9, records.ProcessIdentity("another boot", 1, 1))
     Path(run.paths.config).write_text("trainer: {id: r}\n")
     records.Fence(2, "c", 9, [records.Seal(1, 9).to_json()]).write(run.paths.fence)
-    refused = Step(phase_names.CUTOVER, raising(MidstreamError("a: run r has migrated to c (epoch 2)")))
+    refused = Step(phase_names.CUTOVER, raising(MidstreamError("a: run r has migrated to c (ownership 2)")))
     assert carry_out(migration, monkeypatch, refused) == Exit.FAILED
     view = migration.directory.view()
     assert (view.state, view.open) == (migration_state.MOVED_ON, False)
-    assert "another migration has taken r from a to c (epoch 2)" in view.error
+    assert "another migration has taken r from a to c (ownership 2)" in view.error
     assert "--launch" not in view.error
 
 

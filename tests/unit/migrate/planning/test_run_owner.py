@@ -30,7 +30,7 @@ IF_LOST = "large is certainly lost, midstream --migrate r --to TARGET --source-l
 
 def test_renamed_host_gets_its_name_again() -> None:
     assert refusal("big", "b", epoch=2) == (
-        "run r has trained on big as large (epoch 2), which the fleet file does not name "
+        "run r has trained on big as large (ownership 2), which the fleet file does not name "
         "(name that host or target large there again: the records of the run have this name)"
     )
 
@@ -41,5 +41,5 @@ def test_copy_of_a_missing_owner_is_refused() -> None:
 
 def test_owner_without_a_copy_may_have_another_root() -> None:
     said = refusal("small", "large", epoch=1)
-    assert "was handed to large (epoch 2), which has no copy (check root: of large in the fleet file" in said
+    assert "was handed to large (ownership 2), which has no copy (check root: of large in the fleet file" in said
     assert f"if that machine's state directory is lost, or {IF_LOST}" in said
