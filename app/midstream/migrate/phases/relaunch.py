@@ -107,7 +107,7 @@ class Relaunch:
         if plan.has_standby:
             copy_run_history(migration)
         migration.target_group.share_config()
-        starting_point = _newest(migration) or sealed.starting_point
+        starting_point = newest_of_target(migration) or sealed.starting_point
         migration.target_group.distribute_checkpoint(starting_point.name)
         if migration.journal.facts.relaunch_started_at is None:
             migration.journal.record(Facts(relaunch_started_at=time.time()))
@@ -132,7 +132,7 @@ def _present_attempt(migration: Migration) -> int | None:
     return attempt.attempt if attempt.running or finished else None
 
 
-def _newest(migration: Migration) -> StartingPoint | None:
+def newest_of_target(migration: Migration) -> StartingPoint | None:
     """Return the target's newest checkpoint of this epoch; None without one.
 
     A restart on the target must not fall back to the migrated state.
