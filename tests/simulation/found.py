@@ -25,6 +25,8 @@ FOUND = (
     _found(2200048, "roll back", "cold", "bucket", "28:snapshot source:60,31:cut target:5,33:fill target:4000"),
     # A power cut damaged the status of a standby that was to take over: no repair determined it.
     _found(2500055, "roll back", "warm", "bucket", "68:crash target:700,72:cut bucket:4000"),
+    # The source's full disk rolled back what the target had done; and the sealed checkpoint had left the bucket.
+    _found(2600010, "liar", "warm", "bucket", "68:fill operator:5,72:fill source:700"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),
