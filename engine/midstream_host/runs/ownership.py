@@ -98,7 +98,8 @@ def migration_lock(root: str, run_id: str) -> Optional[records.MigrationLock]:
 def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> None:
     """Release the lock of a migration that is rolled back.
 
-    Another migration's lock stays. A process with a copy of the migration's files may still go on: from here on it cannot acquire the lock.
+    Another migration's lock stays. A process with a copy of the migration's files may still go on: from here on it
+    cannot acquire the lock.
 
     Args:
         root: Root directory of the host.
