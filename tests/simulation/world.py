@@ -245,7 +245,10 @@ def start_engine(machine: Machine, environment: Mapping[str, str], directory: st
     def write(data: bytes) -> None:
         _append(Path(log), data)
 
-    process = SimulatedProcess(machine, engine.main, f"engine {directory[-3:]}", environment, write)
+    argv = ["engine", directory]
+    if any(running.argv == argv for running in machine.processes.values()):
+        engine.HISTORY.doubles.append(f"{machine.name} {directory}")
+    process = SimulatedProcess(machine, engine.main, f"engine {directory[-3:]}", environment, write, argv)
     process.stderr._write = write
 
     def supervise() -> None:

@@ -241,7 +241,8 @@ class HostGroup:
     ) -> None:
         """Write the fence on every run host, on the first one last.
 
-        The signed records that prove it are written before. ``process``: as of `ownership.put_fence`. The first host's permission to start a target counts.
+        The signed records that prove it are written before. ``process``: as of `ownership.put_fence`; what the first
+        host has permitted counts.
         """
         text = None if chain is None else chain.to_json()
         first, *others = self.run_hosts
