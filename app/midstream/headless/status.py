@@ -11,7 +11,7 @@ from midstream import format
 from midstream.counts import count
 from midstream.errors import Exit, UsageError
 from midstream.headless.status_lines import StatusLines
-from midstream.listing import run_facts
+from midstream.listing import labels, run_facts
 from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.operations.fleet_facts import read_for
@@ -44,7 +44,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     condition = _condition(options.filter)  # before any host is connected
     columns = _columns(options.columns, output)
-    facts = FleetFacts()
+    facts = FleetFacts(labels.load())
     hosts = HostPool(fleet)
     hosts.prepare()
     try:
