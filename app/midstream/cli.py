@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Flags that select a mode and need the fleet file.
 MODES = (
     "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop", "restart",
-    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch",
+    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch", "report", "export", "reshard",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 
@@ -138,10 +138,10 @@ def _raise_file_limit() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):  # a system with a lower limit of its own
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _dispatch(options: argparse.Namespace, engine: tuple[str, ...], output: Output) -> int:
@@ -185,6 +185,10 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
     if options.replay:
         return _replay(options)
     here = options.init_run and ":" not in options.init_run
+    if options.reshard and ":" not in options.reshard.split("/")[0]:  # a path of this machine
+        from midstream import headless
+
+        return headless.mode("reshard")(None, options, output)
     if not any((options.init, here, options.doctor, options.continue_, options.rollback, options.verify, options.diff)):
         if not (options.checkpoints and is_local_or_bucket(options.checkpoints)):
             return None
@@ -260,8 +264,8 @@ def _stores(options: argparse.Namespace, *locations: str) -> Fleet | None:
     from midstream.fleet.fleet_file import load_fleet
     from midstream.fleet.fleet_path import default_fleet_path
 
-    wanted = any(in_bucket(location) for location in locations)
-    return load_fleet(options.fleet) if wanted and (options.fleet or default_fleet_path().exists()) else None
+    has_bucket = any(in_bucket(location) for location in locations)
+    return load_fleet(options.fleet) if has_bucket and (options.fleet or default_fleet_path().exists()) else None
 
 
 def _load_fleet(options: argparse.Namespace) -> Fleet:
@@ -323,24 +327,24 @@ def _run_screen(options: argparse.Namespace) -> int:
     from midstream.watch.known_fleets import hosts_of_file
 
     file = fleet_path(options.fleet)
-    known = hosts_of_file(file) if has_screen() and not options.record else None
+    hosts = hosts_of_file(file) if has_screen() and not options.record else None
     display = {"readonly": options.readonly, "ascii_only": options.ascii, "record": options.record}
     request = None
     while True:
-        fleet = None if known is not None else _screen_fleet(options)
+        fleet = None if hosts is not None else _screen_fleet(options)
         from midstream.tui.base_app import RELOAD_EXIT_CODE
         from midstream.tui.fleet_session import UnopenedFleet
         from midstream.tui.run_tui import run_tui
 
         unopened = (
-            UnopenedFleet(str(file), partial(_open_known_hosts, options), known)
+            UnopenedFleet(str(file), partial(_open_known_hosts, options), hosts)
             if fleet is None
             else UnopenedFleet(fleet.path, partial(_open_hosts, fleet))
         )
         code, request, _ = run_tui(unopened, **display, request=request)
         if code != RELOAD_EXIT_CODE:
             return code
-        known = None
+        hosts = None
 
 
 def _screen_fleet(options: argparse.Namespace) -> Fleet:

@@ -26,7 +26,7 @@ KINDS = (FLAGS, "targets", "runs", "checkpoints", "steps", "migrations", "config
 
 def local_names(kind: str, words: Sequence[str] = ()) -> list[str]:
     """Return the known names of a kind, except flags; unreadable files have none."""
-    found = {
+    readers = {
         "targets": lambda: _targets(_fleet_file(words)),
         "runs": lambda: _runs(_fleet_file(words)),
         "checkpoints": lambda: _checkpoints(_fleet_file(words), words),
@@ -34,7 +34,7 @@ def local_names(kind: str, words: Sequence[str] = ()) -> list[str]:
         "migrations": _migrations,
         "configs": _configs,
     }
-    return [name for name in dict.fromkeys(found[kind]()) if _PLAIN.fullmatch(name)]
+    return [name for name in dict.fromkeys(readers[kind]()) if _PLAIN.fullmatch(name)]
 
 
 def flag_names(flags: FlagParser, words: Sequence[str] = ()) -> Iterator[str]:

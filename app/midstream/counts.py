@@ -8,6 +8,6 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def agree(number: int, one: str = "is", many: str = "are") -> str:
+def agree(number: int, singular: str = "is", many: str = "are") -> str:
     """Return the verb that goes with a count."""
-    return one if number == 1 else many
+    return singular if number == 1 else many

@@ -79,11 +79,11 @@ def end_processes(
     _stop_runs(hosts, report, later)
     quiet = 0
     while quiet < QUIET_POLLS:
-        found = [pid for pid in marked_processes(root) if pid not in spare]
-        for pid in found:
+        pids = [pid for pid in marked_processes(root) if pid not in spare]
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        quiet = 0 if found else quiet + 1
+        quiet = 0 if pids else quiet + 1
         time.sleep(POLL_INTERVAL)
 
 
@@ -114,9 +114,9 @@ def _stop_runs(hosts: HostPool, report: Callable[[str], None], later: str) -> No
     signalled: set[tuple[str, str, int]] = set()
     deadline = time.monotonic() + SAVE_TIMEOUT
     try:
-        while left := list(running_engines(hosts)):
+        while engines := list(running_engines(hosts)):
             late = time.monotonic() > deadline
-            for name, run_id, attempt in left:
+            for name, run_id, attempt in engines:
                 if late or (name, run_id, attempt) not in signalled:
                     host = hosts.get(name)
                     how = "SIGKILL" if late else "SIGTERM"
@@ -136,15 +136,15 @@ def marked_processes(root: Path) -> list[int]:
     Empty where the system does not expose environments.
     """
     mark = f"{MARK}={root}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # exited, or of another user
             if mark not in (entry / "environ").read_bytes().split(b"\0"):
                 continue
             # A shell opened from the screen, and programs started in it, belong to the user.
             if b"midstream" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
+                pids.append(int(entry.name))
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def main() -> int:

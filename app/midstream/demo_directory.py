@@ -65,30 +65,30 @@ def claim(report: Callable[[str], None]) -> DemoDirectory:
     """
     for number in itertools.count(1):
         root = default_root() if number == 1 else default_root().with_name(f"demo-{number}")
-        found = _try(root)
-        if found is None and not is_open(root):
+        directory = _try(root)
+        if directory is None and not is_open(root):
             report(f"waiting for the last demo in {root} to end")
-            found = _wait(root)
-        if found is not None:
-            return found
+            directory = _wait(root)
+        if directory is not None:
+            return directory
         report(f"another demo is open in {root}; this one uses its own directory")
     raise AssertionError("there is always a next number")
 
 
 def claim_at(root: Path) -> DemoDirectory:
     """Lock a directory with a random name."""
-    found = _try(root)
-    assert found is not None, root
-    return found
+    directory = _try(root)
+    assert directory is not None, root
+    return directory
 
 
 def _wait(root: Path) -> DemoDirectory | None:
     """Wait for the lock; None if another demo got it first."""
     deadline = time.monotonic() + ENDING_TIMEOUT
     while time.monotonic() < deadline:
-        found = _try(root)
-        if found is not None or is_open(root):
-            return found
+        directory = _try(root)
+        if directory is not None or is_open(root):
+            return directory
         time.sleep(POLL_INTERVAL)
     raise MidstreamError(f"the last demo in {root} does not end", f"see {root / 'cleanup.log'}, then start again")
 

@@ -190,7 +190,8 @@ class FlagParser(argparse.ArgumentParser):
             hint = f"did you mean --{flag}?" if f"--{flag}" in self.actions else HELP_HINT
             self.error(f"{text!r} belongs to no flag ({hint})")
         if "." in flag:
-            self.error(f"unknown flag {flag} (flags of the engine follow --: midstream --launch ... -- {flag} VALUE)")
+            example = f"midstream --launch CONFIG --on TARGET -- {flag} VALUE"
+            self.error(f"unknown flag {flag} (flags of the engine follow --: {example})")
         hint = did_you_mean(flag.replace("_", "-"), self.actions) or HELP_HINT
         self.error(f"unknown flag {flag} ({hint})")
 
@@ -213,8 +214,8 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print an error as one line and exit with the code for usage."""
         message = re.sub(r"^argument (\S+): ", r"\1: ", message)
-        if found := re.fullmatch(r"(--[a-z-]+): expected (?:one argument|\d+ arguments)", message):
-            message = f"{found[1]} needs {' '.join(_values(self.actions[found[1]]))}"
+        if matched := re.fullmatch(r"(--[a-z-]+): expected (?:one argument|\d+ arguments)", message):
+            message = f"{matched[1]} needs {' '.join(_values(self.actions[matched[1]]))}"
         hint = "" if message.endswith(")") else f" ({HELP_HINT})"
         sys.stderr.write(f"midstream: {message}{hint}\n")
         raise SystemExit(int(Exit.USAGE))
@@ -247,8 +248,8 @@ def one_of(*names: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in names:
             hint = did_you_mean(text, names)
-            listed = f"{', '.join(names[:-1])} and {names[-1]}"
-            raise argparse.ArgumentTypeError(f"{text!r} is none of {listed}" + (f" ({hint})" if hint else ""))
+            what = f"is none of {_listed(names)}" if len(names) > 1 else f"is not {names[0]}"
+            raise argparse.ArgumentTypeError(f"{text!r} {what}" + (f" ({hint})" if hint else ""))
         return text
 
     return check

@@ -26,12 +26,24 @@ EXAMPLES = (
     ("midstream --migrate webtext --to rented", "migrate, certify, follow"),
     ("midstream --compare webtext --with v5e-16,v5p-8", "before anything is rented"),
     ("midstream --metrics webtext --json | tail -n 1", "the newest step"),
+    ("midstream --report webtext report.html", "a page to show others"),
     ("midstream --stop webtext", "save and stop"),
 )
+EXPORT_FORMATS = ("huggingface",)
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
-_CONSENT = ("--launch", "--restart", "--migrate", "--guard", "--rollback", "--repair", "--delete", "--clean")
+_CONSENT = (
+    "--init-run",
+    "--launch",
+    "--restart",
+    "--migrate",
+    "--guard",
+    "--rollback",
+    "--repair",
+    "--delete",
+    "--clean",
+)
 
 
 def parser() -> FlagParser:
@@ -116,6 +128,10 @@ def _add_look(flags: FlagParser) -> None:
     look.flag(
         "--system", of=("--metrics",), metavar="SECONDS", nargs="?", const=15, type=number, default_text="15",
         help="watch the run's hosts so long, and print their own metrics",
+    )  # fmt: skip
+    look.mode(
+        "--report", metavar=("RUN", "FILE"), nargs=2, completes="runs",
+        help="write a run's report, a .html page: curve, lineage, migrations, certificates, downtime, cost, config",
     )  # fmt: skip
     look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
     look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
@@ -281,7 +297,9 @@ def _add_recover(flags: FlagParser) -> None:
         "--save-first", of=("--delete",), action="store_true",
         help="save and stop the runs that train there, before their slice is deleted",
     )  # fmt: skip
-    recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
+    recover.flag(
+        "--yes", of=_CONSENT, action="store_true", help="agree to the loss, price, deletion or program that is named"
+    )
 
 
 def _add_checkpoints(flags: FlagParser) -> None:
@@ -305,6 +323,25 @@ def _add_checkpoints(flags: FlagParser) -> None:
         completes="checkpoints",
         help="compare two checkpoints by their manifests",
     )
+
+    checkpoints.mode(
+        "--export", metavar="RUN[@STEP]", needs=("--as", "--output"), completes="runs",
+        help="export a checkpoint of a run, the newest or that of a step, for another program",
+    )  # fmt: skip
+    checkpoints.flag(
+        "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
+    )
+    checkpoints.mode(
+        "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",
+        help="divide a checkpoint of DeepSpeed over another number of processes",
+    )  # fmt: skip
+    checkpoints.flag(
+        "--processes", of=("--reshard",), type=number, metavar="N", help="all processes that will load the checkpoint"
+    )
+    checkpoints.flag(
+        "--output", of=("--export", "--reshard"), metavar="PATH|HOST:PATH", completes="files",
+        help="the directory to create, on the host that has the run or the checkpoint",
+    )  # fmt: skip
 
 
 def _add_screen(flags: FlagParser) -> None:

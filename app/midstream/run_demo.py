@@ -180,8 +180,8 @@ def _ensure_running(hosts: HostPool, output: Output, *, verbose: bool) -> None:
         described = host.call(run_state.describe)(root=host.root, run_id=RUN)
         status, fence = described.status, described.fence
         if status and status.state == records.FINISHED:
-            for each in fleet.hosts:
-                shutil.rmtree(Path(hosts.get(each).root) / "runs", ignore_errors=True)
+            for host_name in fleet.hosts:
+                shutil.rmtree(Path(hosts.get(host_name).root) / "runs", ignore_errors=True)
             target, epoch = "small", 0
             break
         if fence and fence.epoch > epoch:
@@ -232,7 +232,7 @@ def _wait_for_step(watch: Watcher, run_id: str, step: int, output: Output) -> No
     from midstream.listing import run_facts
     from midstream_core import records
 
-    found: list[tuple[int, float | None]] = []
+    reached_steps: list[tuple[int, float | None]] = []
 
     def reached(snapshot: Snapshot) -> bool:
         for run in snapshot.copies(run_id):
@@ -245,7 +245,7 @@ def _wait_for_step(watch: Watcher, run_id: str, step: int, output: Output) -> No
                     f"see its log under {run.host}'s root",
                 )
             if run.status.step >= step:
-                found.append((run.status.step, run_facts.loss(run)))
+                reached_steps.append((run.status.step, run_facts.loss(run)))
                 return True
         return False
 
@@ -254,8 +254,8 @@ def _wait_for_step(watch: Watcher, run_id: str, step: int, output: Output) -> No
         watch.wait_for(reached, timeout=START_TIMEOUT)
     finally:
         watch.stop()
-    if not found:
+    if not reached_steps:
         raise MidstreamError(f"the demo's run did not reach step {step} within {START_TIMEOUT:.0f} s", "see its log")
-    reached_step, loss = found[-1]
+    reached_step, loss = reached_steps[-1]
     at = f"{run_id} is at step {reached_step}" + (f", loss {loss:.3f}" if loss is not None else "")
     output.message(f"{at}; migrating it to large (4 devices)")

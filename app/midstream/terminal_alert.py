@@ -42,14 +42,14 @@ def alert(text: str, environment: Mapping[str, str] = os.environ, tmux: Callable
     if kind == BELL or allowed not in PASSED_THROUGH:
         return BEL
     body = printable(text)[:LONGEST]
-    found = {
+    sequence = {
         OSC_9: f"{ESC}]9;{body}{BEL}",
         OSC_99: f"{ESC}]99;i=midstream:d=0;midstream{ESC}\\{ESC}]99;i=midstream:d=1:p=body;{body}{ESC}\\",
         OSC_777: f"{ESC}]777;notify;midstream;{body.replace(';', ',')}{BEL}",
     }[kind]
     if in_tmux:
-        found = f"{ESC}Ptmux;{found.replace(ESC, ESC * 2)}{ESC}\\"
-    return BEL + found
+        sequence = f"{ESC}Ptmux;{sequence.replace(ESC, ESC * 2)}{ESC}\\"
+    return BEL + sequence
 
 
 def _terminal(environment: Mapping[str, str]) -> str:

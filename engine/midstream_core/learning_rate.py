@@ -251,5 +251,5 @@ def _cycle(settings: RateSettings, start: int, end: int, stated: float, begins_a
 
 def rate_at(parts: Sequence[RatePart], step: int) -> float:
     """Return the learning rate of update ``step``."""
-    segment = next((part for part in reversed(parts[1:]) if step >= part.start), parts[0])
+    segment = next((phase for phase in reversed(parts[1:]) if step >= phase.start), parts[0])
     return float(segment.rate(step, PLAIN))

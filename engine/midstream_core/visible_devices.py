@@ -46,11 +46,11 @@ def select_visible(gpus: Sequence[JsonObject], entries: Sequence[str] | None) ->
     """
     if entries is None:
         return [dict(gpu) for gpu in gpus]
-    slices = [object_or_empty(part) for gpu in gpus for part in list_or_empty(gpu.get("parts"))]
+    slices = [object_or_empty(device) for gpu in gpus for device in list_or_empty(gpu.get("parts"))]
     visible: list[Gpu] = []
     for entry in entries:
         if entry.startswith("MIG-"):
-            named = [part for part in slices if str(part["uuid"]).lower() == entry.lower()]
+            named = [device for device in slices if str(device["uuid"]).lower() == entry.lower()]
         elif entry.startswith("GPU-"):
             named = [dict(gpu) for gpu in gpus if str(gpu.get("uuid", "")).lower().startswith(entry.lower())]
         else:

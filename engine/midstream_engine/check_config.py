@@ -52,7 +52,7 @@ def inputs_of(config: TrainLmConfig) -> dict[str, Any]:
     """
     data = config.data
     texts = [_text(field, url) for field, url in _urls(data)]
-    named = [field for field, part in _parts(data) if part.id is not None]
+    named = [field for field, dataset in _parts(data) if dataset.id is not None]
     if not named and not any("train_urls" in text["field"] for text in texts):
         raise ConfigError("data.train_urls is empty (hint: name files, or stdlib:**/*.py to try things)")
     packages: dict[str, str] = {}

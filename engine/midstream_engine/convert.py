@@ -184,13 +184,13 @@ class _Bar:
         self._terminal = sys.stderr.isatty()
 
     def show(self, name: str, done: int, total: int) -> None:
-        part = done / max(total, 1)
-        line = f"{part:4.0%} {done / 1e9:.2f} of {total / 1e9:.2f} GB"
+        share = done / max(total, 1)
+        line = f"{share:4.0%} {done / 1e9:.2f} of {total / 1e9:.2f} GB"
         if self._terminal:
-            filled = int(30 * part)
+            filled = int(30 * share)
             print(f"\r[{'#' * filled}{'.' * (30 - filled)}] {line} {name[:40]:40}", end="", file=sys.stderr, flush=True)
-        elif int(10 * part) > self._tenth:
-            self._tenth = int(10 * part)
+        elif int(10 * share) > self._tenth:
+            self._tenth = int(10 * share)
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:

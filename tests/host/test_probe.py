@@ -99,7 +99,7 @@ def test_known_metrics_are_not_reported_again(run: RunDirectory, probed: Probed,
     [first, second] = probed.poll("metrics")
     known = {"run": {"1": [first["inode"], first["end"]], "2": [second["inode"], second["end"]]}}
     run.rows(2, 3)
-    [line] = Probed(tmp_path, known=known).poll("metrics")
+    [line] = Probed(tmp_path, positions=known).poll("metrics")
     assert (line["attempt"], line["offset"], json.loads(line["text"])) == (2, second["end"], row(3))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from midstream_core import records
-from midstream_host.runs import ownership, run_state
+from midstream_host.runs import checkpoint_pins, ownership, run_state
 from support.run_directory import RunDirectory, dead_process
 
 
@@ -162,11 +162,11 @@ def test_pins_last_until_expiry_or_unpin(root: str, run: RunDirectory) -> None:
     def pinned() -> list[str]:
         return [checkpoint.name for checkpoint in run_state.describe(root, "run").checkpoints if checkpoint.pinned]
 
-    run_state.pin(root, "run", "m1", name, time.time() + 60)
-    run_state.pin(root, "run", "m2", other, time.time() - 1)
+    checkpoint_pins.pin(root, "run", "m1", name, time.time() + 60)
+    checkpoint_pins.pin(root, "run", "m2", other, time.time() - 1)
     assert pinned() == [name]
-    run_state.unpin(root, "run", "m1")
-    run_state.unpin(root, "run", "m1")
+    checkpoint_pins.unpin(root, "run", "m1")
+    checkpoint_pins.unpin(root, "run", "m1")
     assert pinned() == []
 
 

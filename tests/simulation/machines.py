@@ -108,6 +108,7 @@ class Machine:
     rate: float = 1.0
     up: bool = True
     full: bool = False  # no file can be made on its disk
+    disk: Any = None  # a `disks.Disk`, which loses what is not durable at a crash
     boots: int = 1
     booted: float = 0.0  # virtual seconds
     processes: dict[int, SimulatedProcess] = field(default_factory=dict)
@@ -124,15 +125,17 @@ class Machine:
     def next_pid(self) -> int:
         return next(self._pids)
 
-    def crash(self) -> None:
-        """Kill every process at once."""
+    def crash(self) -> str:
+        """Kill every process at once, and lose what is not durable. Return what was lost, in words."""
         self.up = False
         for process in list(self.processes.values()):
             process.kill()
+        return self.disk.lose() if self.disk is not None else ""
 
-    def boot(self) -> None:
-        """Start the machine again, with a new boot id and no processes."""
+    def boot(self, jump: float = 0.0) -> None:
+        """Start the machine again, with a new boot id and no processes; its clock jumps by that many seconds."""
         self.up, self.booted = True, SCHEDULER.now
+        self.ahead += jump
         self.boots += 1
 
 

@@ -7,78 +7,98 @@ as a story; the same seed gives the same story.
 
 from __future__ import annotations
 
-import argparse
-import cProfile
-import gc
-import json
 import os
-import pstats
 import random
-import re
-import resource
 import shutil
-import sys
-import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
-from typing import Any
 
-from simulation import engine, faults, invariants
-from simulation import world as worlds
-from simulation.cooperative import REAL_CLOCK, SCHEDULER, EndlessWaitError
+from simulation import buckets, engine, faults, hints, invariants, operators
+from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.machines import REAL_EXIT
-from simulation.world import RUN, World, records
+from simulation.world import CLAIMED, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
-MOST = 60  # seconds of a core for one schedule
-MEMORY = 3 << 30  # bytes of address space for one schedule
-ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
+GROUP = "group"  # the target has two hosts
+PLACES = ("disk", "disk", "disk", "disk", "bucket", "bucket", "bucket without conditions", GROUP, GROUP)
+OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
-HINT = re.compile(r"midstream (--[a-z-]+ [^;,()\n]*)")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A simulated migration with its faults. Empty fields are drawn from the seed.
+
+    Attributes:
+        seed: Decides the order of what happens at the same time, and what else is drawn.
+        faults: None: drawn.
+    """
+
+    seed: int
+    scenario: str = ""
+    mode: str = ""
+    faults: tuple[faults.Fault, ...] | None = None
+    place: str = ""
+
+    def drawn(self, dice: random.Random) -> Schedule:
+        """Return this schedule with what it leaves open drawn; as much is drawn where nothing is open."""
+        mode = dice.choice(MODES)
+        struck = faults.draw(dice, CALLS[mode])
+        scenario = dice.choice(SCENARIOS)
+        place = dice.choice(PLACES)
+        given = self.faults if self.faults is not None else tuple(struck)
+        mode, place = self.mode or mode, self.place or place
+        mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
+        return Schedule(self.seed, self.scenario or scenario, mode, given, place)
+
+    def story(self) -> str:
+        """Return the schedule in a line."""
+        return f"{self.scenario}, mode {self.mode}, {self.place}; " + "; ".join(
+            fault.story() for fault in self.faults or ()
+        )
 
 
 @dataclass
 class Outcome:
-    """Result of one seed."""
+    """Result of one schedule, with what was drawn for it."""
 
-    seed: int
+    schedule: Schedule
     story: list[str] = field(default_factory=list)
     broken: str = ""
     virtual: float = 0.0
     calls: int = 0
 
 
-def run_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None, mode: str = "") -> Outcome:
+def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     """Run one schedule in a directory that has nothing else."""
-    dice = random.Random(f"schedule {seed}")
-    SCHEDULER.reset(seed)
-    engine.HISTORY.commits.clear()
-    engine.HISTORY.training.clear()
-    engine.HISTORY.seals.clear()
-    outcome = Outcome(seed)
-    mode = mode or dice.choice(MODES)
-    world = World(directory)
+    dice = random.Random(f"schedule {schedule.seed}")
+    schedule = schedule.drawn(dice)
+    SCHEDULER.reset(schedule.seed)
+    engine.HISTORY.clear()
+    outcome = Outcome(schedule)
+    bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
+    world = World(directory, schedule.seed, bucket, target="pair" if schedule.place == GROUP else "two")
     try:
+        if dice.random() < OTHER_RUNS:
+            world.begin_other()
         world.begin_run("one", 15)
-        drawn = faults.draw(dice, CALLS[mode]) if chosen is None else chosen
-        scenario = dice.choice(SCENARIOS) if chosen is None else "migrate"
-        outcome.story.append(f"{scenario}, mode {mode}; " + "; ".join(fault.story() for fault in drawn))
-        strikes = faults.Strikes(world, drawn, "one", "two")
+        outcome.story.append(schedule.story())
+        strikes = faults.Strikes(world, list(schedule.faults or ()), "one", "two")
         consents: list[int] = []
         try:
-            _operate(world, mode, dice, consents, scenario)
-            _settle(world, dice)
+            _operate(world, schedule.mode, dice, consents, schedule.scenario)
+            operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
         invariants.check_commits(engine.HISTORY.commits, consents)
         invariants.check_certificates(world)
+        invariants.check_outcomes(world)
+        invariants.check_other(world)
         if ANY not in consents:
             invariants.check_accepted(world, world.trains()[0])
     except (invariants.BrokenError, EndlessWaitError) as error:
@@ -86,14 +106,11 @@ def run_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None
     except Exception:  # noqa: BLE001  a fault of the simulation is shown like one of the program
         outcome.broken = traceback.format_exc()
     outcome.virtual, outcome.calls = SCHEDULER.now, len(world.network.calls)
-    outcome.story += [f"$ midstream {words}\n  exit {code}: {_last(text)}" for words, code, text in world.said]
+    outcome.story += [
+        f"$ midstream {words}\n  exit {code}: {hints.last_message(text)[:600]}" for words, code, text in world.said
+    ]
     outcome.story.append(f"trains on {world.trains()}")
     return outcome
-
-
-def _last(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.startswith(("midstream:", f"{RUN}:"))]
-    return (lines or text.strip().splitlines() or [""])[-1][:600]
 
 
 def _give(world: World, *words: str) -> tuple[int, str]:
@@ -106,15 +123,14 @@ SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "
 
 def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
     """Give the commands of a scenario."""
-    migrate = ("--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
+    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *SHORT)
     if scenario == "guard":
-        guard = world.command("--guard", RUN, "--to", "two", "--yes")
-        world.run_for(dice.choice([100.0, 1000.0, 6000.0]))
-        guard.deliver(SIGINT)
-        world.wait(guard)
+        _guard(world, dice.choice([100.0, 400.0, 1500.0]))
         return
     if scenario == "liar":
-        _claim(world, "three")
+        _guard(world, 60.0)  # it signs who owns the run
+        if Path(world.paths("one").ownership).is_file():  # else the largest claim is believed, by design
+            _claim(world, "three")
     first = world.command(*migrate)
     if scenario in ("roll back", "two at once", "copied state"):
         world.run_for(dice.uniform(1.0, 90.0))
@@ -123,7 +139,7 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             state = "state.copied"
             if Path(world.directory, "state").is_dir():
                 shutil.copytree(Path(world.directory, "state"), Path(world.directory, state))
-        if migrations := _open_migrations(world, state):
+        if migrations := operators.migrations(world, state):
             flag = dice.choice(["--rollback", "--continue"]) if scenario != "roll back" else "--rollback"
             words = (flag, migrations[-1], *(["--yes"] if flag == "--rollback" else []))
             if flag == "--rollback":
@@ -131,166 +147,29 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             second = world.command(*words, state=state)
             world.wait(second)
     world.wait(first)
-    if scenario == "and back" and not _is_open(world):
+    if scenario == "and back" and not operators.is_open(world):
         _give(world, "--migrate", RUN, "--to", "one", "--mode", mode, *SHORT)
+
+
+def _guard(world: World, seconds: float) -> None:
+    """Guard the run for some time."""
+    guard = world.command("--guard", RUN, "--to", world.target, "--yes")
+    world.run_for(seconds)
+    guard.deliver(SIGINT)
+    world.wait(guard)
 
 
 def _claim(world: World, name: str) -> None:
     """Have a machine show the run as its own, under a later epoch than its own."""
     paths = world.paths(name)
-    os.makedirs(paths.attempt(9).dir)
+    os.makedirs(paths.attempt(CLAIMED).dir)
     for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
         shutil.copy(source, target)
-    shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
-    records.Fence(9, name, sealed_step=1).write(paths.fence)
+    if world.bucket is None:
+        shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
+    else:
+        shutil.copy(world.paths("one").store_file, paths.store_file)
+    records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
     status = world.status("one")
     assert status is not None
-    replace(status, attempt=9, epoch=9, host=name, step=10**6).write(paths.attempt(9).status(0))
-
-
-def _open_migrations(world: World, state: str = "state") -> list[str]:
-    found = Path(world.directory, state, "migrations")
-    return sorted(path.name for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
-
-
-def _settle(world: World, dice: random.Random) -> None:
-    """Continue what is open until the run trains on one machine, by the commands that the program offers."""
-    for trial in range(ATTEMPTS):
-        world.run_for(dice.choice([1.0, 30.0, 200.0]) if trial < 3 else max(faults.OUTAGES))
-        working = list(world.machines["operator"].processes.values())
-        processes = [process for process in working if process.name.startswith("migration")]
-        if processes:
-            world.run_until(lambda processes=processes: all(process.exit_code is not None for process in processes))
-        if len(world.trains()) == 1 and not _is_open(world):
-            return
-        # The operator of a copied state directory follows the lines that were printed there.
-        state = next((state for state in ("state", "state.copied") if _is_open(world, state)), "")
-        if state:
-            world.wait(world.command("--continue", _open_migrations(world, state)[-1], state=state))
-        elif not world.trains():
-            _relaunch(world)
-    if len(world.trains()) != 1 or _is_open(world):
-        raise invariants.BrokenError(
-            f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {_is_open(world)}"
-        )
-
-
-def _is_open(world: World, state: str = "state") -> bool:
-    """Return whether the newest migration of a state directory is open, by its journal."""
-    migrations = _open_migrations(world, state)
-    if not migrations:
-        return False
-    journal = Path(world.directory, state, "migrations", migrations[-1], "journal.jsonl")
-    lines = journal.read_bytes().splitlines() if journal.is_file() else []
-    results = [json.loads(line) for line in lines if b'"result"' in line]
-    last = results[-1] if results else {}
-    return last.get("outcome") not in ("completed", "rolled_back", "rolled back", "moved_on", "moved on")
-
-
-def _relaunch(world: World) -> None:
-    """Start the run again where its newest fence says that it belongs."""
-    owners = [name for name in ("one", "two") if (fence := world.fence(name)) is not None and fence.owner == name]
-    newest = max(owners, key=lambda name: world.fence(name).order, default=None)  # type: ignore[union-attr]
-    if newest is None:
-        raise invariants.BrokenError("no machine owns the run")
-    _give(world, "--launch", world.paths(newest).config, "--run-id", RUN, "--on", newest, "--yes")
-
-
-def single_faults(kinds: Sequence[str]) -> Iterator[tuple[int, list[faults.Fault], str]]:
-    """Yield every schedule with one fault."""
-    for mode in MODES:
-        for call in range(CALLS[mode]):
-            for kind in kinds:
-                lasting = kind.startswith(faults.LASTING)
-                yield 0, [faults.Fault(call, kind, 60.0 if lasting else 0.0)], mode
-
-
-def fork_seed(seed: int, directory: str, chosen: list[faults.Fault] | None = None, mode: str = "") -> Outcome:
-    """Run a seed in a child of this process, in an empty directory."""
-    shutil.rmtree(directory, ignore_errors=True)
-    os.makedirs(directory)
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        gc.disable()
-        resource.setrlimit(resource.RLIMIT_CPU, (MOST, MOST))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        outcome = run_seed(seed, directory, chosen, mode)
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(json.dumps(vars(outcome)).encode())
-        REAL_EXIT(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        data = pipe.read()
-    _, status = os.waitpid(child, 0)
-    why = f"the process of the simulation ended with {os.waitstatus_to_exitcode(status)}; it may compute {MOST} s"
-    return Outcome(**json.loads(data)) if data else Outcome(seed, broken=why)
-
-
-def warm(directory: str) -> None:
-    """Run one migration of each mode, so that everything is imported and cached before the first fork."""
-    for mode in MODES:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.makedirs(directory)
-        outcome = run_seed(0, directory, [], mode)
-        if outcome.broken:
-            sys.exit("\n".join([outcome.broken, *outcome.story]))
-
-
-def _profile(seeds: range, directory: str) -> int:
-    profile = cProfile.Profile()
-    for seed in seeds:
-        shutil.rmtree(directory)
-        os.makedirs(directory)
-        profile.runcall(run_seed, seed, directory)
-    pstats.Stats(profile).sort_stats("tottime").print_stats(45)
-    return 0
-
-
-def main() -> int:
-    flags = argparse.ArgumentParser(description="Simulate migrations with faults.")
-    flags.add_argument("--seeds", default=f"0:{10**9}", help="FIRST:END")
-    flags.add_argument("--seed", type=int, help="one seed, with its story")
-    flags.add_argument("--seconds", type=float, default=0.0, help="end after that long")
-    flags.add_argument("--show", action="store_true", help="print the story of each seed")
-    flags.add_argument(
-        "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
-    )
-    flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
-    flags.add_argument(
-        "--profile", action="store_true", help="run the seeds in this process, and print where time goes"
-    )
-    options = flags.parse_args()
-    first, end = map(int, options.seeds.split(":"))
-    if options.seed is not None:
-        first, end, options.show = options.seed, options.seed + 1, True
-    directory = tempfile.mkdtemp(prefix="midstream-simulation-", dir="/dev/shm") + "/world"
-    worlds.install()
-    warm(directory)
-    if options.known:
-        from simulation.known_faults import KNOWN
-
-        KNOWN[options.known]()
-    if options.profile:
-        return _profile(range(first, end), directory)
-    began, done, broken = REAL_CLOCK(), 0, 0
-    schedules = [(seed, None, "") for seed in range(first, end)]
-    if options.each is not None:
-        schedules = list(single_faults(options.each or faults.KINDS))
-    for seed, chosen, mode in schedules:
-        if options.seconds and REAL_CLOCK() - began > options.seconds:
-            break
-        outcome: Any = fork_seed(seed, directory, chosen, mode)
-        done += 1
-        if outcome.broken or options.show:
-            broken += bool(outcome.broken)
-            print(f"\nseed {seed}: {outcome.broken}")
-            print("\n".join(outcome.story), flush=True)
-            if options.known:
-                break
-    spent, used = REAL_CLOCK() - began, os.times().children_user + os.times().children_system
-    pace = f"{used / done:.3f} s of a core each ({60 * done / used:.0f} a minute of it)" if done else ""
-    print(f"\n{done} schedules in {spent:.1f} s, {pace}, {broken} broke an invariant")
-    shutil.rmtree(Path(directory).parent, ignore_errors=True)
-    return 1 if broken else 0
+    replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

@@ -10,11 +10,12 @@ if sys.flags.hash_randomization:  # sets would have another order in each proces
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simulation import cooperative, machines
+from simulation import cooperative, disks, machines
 
 cooperative.install()  # before anything of midstream is imported
 machines.install()
+disks.install()
 
-from simulation.schedules import main  # noqa: E402
+from simulation.runner import main  # noqa: E402
 
 sys.exit(main())

@@ -60,6 +60,10 @@ OPERATIONS = (
         "listing.documents:run_event",
     ),
     Operation("checkpoints", "--checkpoints", "run:view :checkpoints", "watch.snapshot:RunView"),
+    Operation("report", "--report", "run:report :report", "operations.report:write_report"),
+    Operation(
+        "export a checkpoint", "--export --as --output", "run:export", "operations.export_checkpoint:export_checkpoint"
+    ),
     Operation("log", "--log --process --search --follow", "fleet:log run:process run:full_log log:find log:only "
               "log:follow :log", "operations.run_log:RunLog"),
     Operation(
@@ -75,6 +79,10 @@ OPERATIONS = (
     Operation(
         "import", "--migrate --gqa-layout --rms-epsilon --cast-parameters",
         reason="it is named by a path and facts about a format, once for a run",
+    ),
+    Operation(
+        "divide a checkpoint", "--reshard --processes --output",
+        reason="it is named by a path, once; a migration divides its checkpoint by itself",
     ),
     Operation("lost source", "--source-lost", reason="a statement that nothing can check is written out"),
     Operation("save first", "--save-first", reason="S stops and saves a run in the list of runs"),

@@ -52,10 +52,10 @@ def log_ticks(low: float, high: float, count: int) -> list[float]:
     """
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
-        found = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
-        if len(found) >= max(2, count // 2):
-            stride = -(-len(found) // max(1, count))
-            return found[::stride]
+        values = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(values) >= max(2, count // 2):
+            stride = -(-len(values) // max(1, count))
+            return values[::stride]
     return ticks(low, high, count)
 
 
@@ -94,6 +94,6 @@ def clock_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
     For each tick, low <= tick <= high.
     """
     offset = time.localtime(high).tm_gmtoff
-    found = [value - offset for value in duration_ticks(low + offset, high + offset, count)]
-    step = found[1] - found[0] if len(found) > 1 else 60.0
-    return [(value, clock_label(value, step)) for value in found]
+    values = [value - offset for value in duration_ticks(low + offset, high + offset, count)]
+    step = values[1] - values[0] if len(values) > 1 else 60.0
+    return [(value, clock_label(value, step)) for value in values]

@@ -98,18 +98,18 @@ class Chart:
 
     def averages(self) -> list[list[float]]:
         """Return each line's averages, which continue in the next attempt of its run."""
-        found: list[list[float]] = []
+        averages: list[list[float]] = []
         average, run = Average(self.smoothing, self.x_ends(), self.log_x), None
         for line in self.lines:
             if not line.run or line.run != run:
                 average, run = Average(self.smoothing, self.x_ends(), self.log_x), line.run
-            found.append([average.add(x, y) for x, y in zip(line.x, line.y, strict=True)])
-        return found
+            averages.append([average.add(x, y) for x, y in zip(line.x, line.y, strict=True)])
+        return averages
 
 
-def _within(ends: tuple[float, float], wanted: Range, log: bool) -> tuple[float, float]:
-    low = ends[0] if wanted[0] is None else wanted[0]
-    high = ends[1] if wanted[1] is None else wanted[1]
+def _within(ends: tuple[float, float], asked: Range, log: bool) -> tuple[float, float]:
+    low = ends[0] if asked[0] is None else asked[0]
+    high = ends[1] if asked[1] is None else asked[1]
     if log:
         low = low if low > 0 else min(1.0, high / 10) if high > 0 else 0.1
     return (low, high) if high > low else (low, low * 10 if log else low + 1.0)
@@ -119,19 +119,19 @@ def parse_range(text: str, what: str = "range") -> Range:
     """Parse ``LOW:HIGH``, of which one may be missing. Raises UsageError."""
     low, colon, high = text.partition(":")
     try:
-        found = (float(low) if low.strip() else None, float(high) if high.strip() else None)
-        if not colon or not all(value is None or math.isfinite(value) for value in found):
+        ends = (float(low) if low.strip() else None, float(high) if high.strip() else None)
+        if not colon or not all(value is None or math.isfinite(value) for value in ends):
             raise ValueError(text)
-        if found[0] is not None and found[1] is not None and found[0] >= found[1]:
+        if ends[0] is not None and ends[1] is not None and ends[0] >= ends[1]:
             raise ValueError(text)
     except ValueError:
         raise UsageError(f"{what} {text!r} is not LOW:HIGH", "2:3.5; 2: and :3.5 leave one end to the values") from None
-    return found
+    return ends
 
 
-def range_text(found: Range) -> str:
+def range_text(ends: Range) -> str:
     """Return the text that `parse_range` reads; empty for a range by the values."""
-    if found == NO_RANGE:
+    if ends == NO_RANGE:
         return ""
-    low, high = ("" if value is None else f"{value:g}" for value in found)
+    low, high = ("" if value is None else f"{value:g}" for value in ends)
     return f"{low}:{high}"

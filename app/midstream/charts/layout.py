@@ -94,19 +94,19 @@ def shapes(chart: Chart) -> list[Shape]:
     rows = 1 + max((row for row, _, _ in legend), default=0)
     plot = _Plot(TOP + (rows - 1) * LEGEND_LINE, chart.x_ends(), chart.y_ends(), chart.log_x, chart.log_y)
     title = ", ".join(dict.fromkeys(line.run for line in chart.lines if line.run))
-    found: list[Shape] = [Label((LEFT, 24), f"{title}: {chart.metric}" if title else chart.metric, size=15, bold=True)]
+    drawn: list[Shape] = [Label((LEFT, 24), f"{title}: {chart.metric}" if title else chart.metric, size=15, bold=True)]
     for row, at, line in legend:
         y = 44 + row * LEGEND_LINE
-        found += [Segments(((at, y - 4), (at + 18, y - 4)), line.colour, 2.4), Label((at + 24, y), line.name)]
+        drawn += [Segments(((at, y - 4), (at + 18, y - 4)), line.colour, 2.4), Label((at + 24, y), line.name)]
     if words := _settings(chart):
-        found.append(Label((WIDTH - RIGHT, 24), words, "end", colour=FAINT))
-    found += _axes(chart, plot)
+        drawn.append(Label((WIDTH - RIGHT, 24), words, "end", colour=FAINT))
+    drawn += _axes(chart, plot)
     averages = chart.averages() if chart.smoothing else []
     faint = (1.0, 0.3) if averages else (1.6, 1.0)
-    found += _lines(chart.lines, [line.y for line in chart.lines], plot, *faint)
+    drawn += _lines(chart.lines, [line.y for line in chart.lines], plot, *faint)
     if averages:
-        found += _lines(chart.lines, averages, plot, 1.8, 1.0)
-    return found
+        drawn += _lines(chart.lines, averages, plot, 1.8, 1.0)
+    return drawn
 
 
 def _settings(chart: Chart) -> str:
@@ -191,16 +191,16 @@ def _visible(xs: Sequence[float], ys: Sequence[float], plot: _Plot) -> Iterator[
 
     Values beyond an end of y are drawn at it.
     """
-    part: list[Point] = []
+    points: list[Point] = []
     for x, y in zip(xs, ys, strict=True):
         inside = plot.x_ends[0] <= x <= plot.x_ends[1]
         if inside and math.isfinite(y) and (y > 0 or not plot.log_y):
-            part.append((plot.x(x), min(plot.bottom, max(plot.top, plot.y(y)))))
-        elif part:
-            yield part
-            part = []
-    if part:
-        yield part
+            points.append((plot.x(x), min(plot.bottom, max(plot.top, plot.y(y)))))
+        elif points:
+            yield points
+            points = []
+    if points:
+        yield points
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
@@ -211,8 +211,8 @@ def thin(points: Sequence[Point]) -> list[Point]:
     begin = 0
     for index in range(1, len(points) + 1):
         if index == len(points) or int(points[index][0]) != int(points[begin][0]):
-            part = points[begin:index]
-            low, high = min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])
-            kept += dict.fromkeys(sorted({part[0], low, high, part[-1]}))
+            column = points[begin:index]
+            low, high = min(column, key=lambda point: point[1]), max(column, key=lambda point: point[1])
+            kept += dict.fromkeys(sorted({column[0], low, high, column[-1]}))
             begin = index
     return kept

@@ -51,9 +51,9 @@ def _write(image: Any, label: Label, font: Any) -> None:
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[label.anchor]
         ImageDraw.Draw(image).text((x, y), text, label.colour, font, anchor, stroke_width=stroke)
         return
-    left, top, right, bottom = font.getbbox(text, anchor="ls")
-    tile = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2), 0)
-    ImageDraw.Draw(tile).text((-left, -top), text, 255, font, "ls")
+    x0, top, right, bottom = font.getbbox(text, anchor="ls")
+    tile = Image.new("L", (int(right - x0) + 2, int(bottom - top) + 2), 0)
+    ImageDraw.Draw(tile).text((-x0, -top), text, 255, font, "ls")
     tile = tile.rotate(90, expand=True)
     image.paste(label.colour, (round(x + top), round(y - tile.height / 2)), tile)
 
@@ -61,4 +61,4 @@ def _write(image: Any, label: Label, font: Any) -> None:
 def _faded(colour: str, opacity: float) -> tuple[int, int, int]:
     """Mix a colour with the white ground."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return tuple(round(255 - (255 - part) * opacity) for part in (red, green, blue))  # type: ignore[return-value]
+    return tuple(round(255 - (255 - channel) * opacity) for channel in (red, green, blue))  # type: ignore[return-value]

@@ -35,11 +35,11 @@ def lines_of(runs: Sequence[RunView], metric: str, axis: str) -> list[Line]:
 
 def metric_names(runs: Sequence[RunView]) -> list[str]:
     """Return the names of all numbers that the runs have recorded, sorted."""
-    found: set[str] = set()
+    names: set[str] = set()
     for run in runs:
         curve = run.curve
-        found |= curve.names() if isinstance(curve, CurveRows) else {name for row in curve for name in row}
-    return sorted(found)
+        names |= curve.names() if isinstance(curve, CurveRows) else {name for row in curve for name in row}
+    return sorted(names)
 
 
 def _attempt_names(run: RunView) -> dict[int, str]:

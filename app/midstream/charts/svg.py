@@ -15,14 +15,14 @@ def svg(chart: Chart) -> str:
     return drawing(WIDTH, HEIGHT, chart.metric, shapes(chart))
 
 
-def drawing(width: int, height: int, title: str, found: Iterable[Shape]) -> str:
+def drawing(width: int, height: int, title: str, drawn: Iterable[Shape]) -> str:
     """Return shapes as SVG, what is below first; sizes in pixels."""
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="12" fill="{INK}">',
         f"<title>{_text(title)}</title>",
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        *map(_shape, found),
+        *map(_shape, drawn),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"

@@ -59,8 +59,8 @@ def _operator_key() -> Check:
 def _packages() -> Iterator[Check]:
     for names, hard in ((PACKAGES, FAIL), (GOOGLE, WARN)):
         missing = [name for name in names if _version(name) is None]
-        found = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
-        words = f"{', '.join(missing)} is missing" if missing else found
+        installed = ", ".join(f"{name} {_version(name)}" for name in names if name not in missing)
+        words = f"{', '.join(missing)} is missing" if missing else installed
         yield judge("packages", not missing, words, "install midstream again", otherwise=hard)
     missing = [name for name in ("engine-cpu.txt", "python.json") if not _shipped(f"locks/{name}")]
     words = f"{', '.join(missing)} is missing" if missing else "the lock files are installed"
@@ -109,7 +109,7 @@ def _fleet(path: str | None) -> Check:
 
 def _state() -> Check:
     path = state_directory()
-    existing = next(each for each in (path, *path.parents) if each.exists())
+    existing = next(directory for directory in (path, *path.parents) if directory.exists())
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(4096))  # a full disk has room for the name of a file, and none for its bytes

@@ -130,7 +130,7 @@ def find_leftovers(
         DamagedError: The records of ``run_id`` are damaged on a host that may own it.
     """
     fleet = hosts.fleet
-    known: dict[str, list[str]] = {}  # run -> hosts that show it
+    hosts_of: dict[str, list[str]] = {}  # run -> hosts that show it
     stores: dict[tuple[str, str], None] = {}  # run, URL of its checkpoints
     damaged: dict[str, DamagedError] = {}  # of the run that is named, by host
     unreachable = list(fleet.unavailable)
@@ -144,23 +144,23 @@ def find_leftovers(
             yield Skipped(name, "", error)
             continue
         yield ExaminedHost(name, tuple(runs))
-        for each in runs:
-            if run_id and each != run_id:
+        for shown_id in runs:
+            if run_id and shown_id != run_id:
                 continue
-            known.setdefault(each, []).append(name)
+            hosts_of.setdefault(shown_id, []).append(name)
             try:
-                store = host.call(tree.store_of)(root=host.root, run_id=each)
-                stores |= {(each, store.rstrip("/")): None} if store else {}
-                yield from _on_host(host, each, remove, agreed)
+                store = host.call(tree.store_of)(root=host.root, run_id=shown_id)
+                stores |= {(shown_id, store.rstrip("/")): None} if store else {}
+                yield from _on_host(host, shown_id, remove, agreed)
             except DamagedError as error:
                 if run_id:
                     damaged[name] = error
-                yield Skipped(name, each, error)
+                yield Skipped(name, shown_id, error)
     if damaged:
-        _refuse_owners_damage(hosts, run_id, known[run_id], damaged)
+        _refuse_owners_damage(hosts, run_id, hosts_of[run_id], damaged)
     unknown = [name for name in unreachable if not fleet_slices.is_preempted(fleet, name)] if stores else []
-    for each, store in stores:
-        yield from _in_bucket(hosts, each, store, known[each], unknown, remove, agreed)
+    for shown_id, store in stores:
+        yield from _in_bucket(hosts, shown_id, store, hosts_of[shown_id], unknown, remove, agreed)
 
 
 def _refuse_owners_damage(
@@ -186,34 +186,34 @@ def _refuse_owners_damage(
             raise error
 
 
-def kept_unless_agreed(found: FoundLeftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
+def kept_unless_agreed(leftover: FoundLeftover | SliceLeftover, agreed: Collection[AnyLeftover] | None) -> str:
     """Return why a leftover may not be removed: its own reason, or no agreement."""
-    if found.kept or agreed is None:
-        return found.kept
+    if leftover.kept or agreed is None:
+        return leftover.kept
     same = (
-        isinstance(each, FoundLeftover) and found.is_as(each)
-        if isinstance(found, FoundLeftover)
-        else isinstance(each, SliceLeftover) and found.is_as(each)
-        for each in agreed
+        isinstance(listed, FoundLeftover) and leftover.is_as(listed)
+        if isinstance(leftover, FoundLeftover)
+        else isinstance(listed, SliceLeftover) and leftover.is_as(listed)
+        for listed in agreed
     )
     return "" if any(same) else CHANGED
 
 
 def _on_host(host: Host, run_id: str, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[FoundLeftover]:
     entries = host.call(remote_leftovers.leftovers)(root=host.root, run_id=run_id)
-    found = [
+    leftovers = [
         FoundLeftover(host.name, run_id, entry.path, entry.kind, entry.bytes, entry.kept, changed=entry.changed)
         for entry in entries
     ]
     if remove:
-        found = [replace(each, kept=kept_unless_agreed(each, agreed)) for each in found]
-    names = {each.path: each.changed for each in found if not each.kept}
+        leftovers = [replace(leftover, kept=kept_unless_agreed(leftover, agreed)) for leftover in leftovers]
+    names = {leftover.path: leftover.changed for leftover in leftovers if not leftover.kept}
     removed = set[str]()
     if remove and names:
         removed = set(host.call(remote_leftovers.remove, timeout=None)(root=host.root, run_id=run_id, names=names))
-    for each in found:
-        stays = CHANGED if remove and each.path in names and each.path not in removed else each.kept
-        yield replace(each, kept=stays, removed=each.path in removed)
+    for leftover in leftovers:
+        stays = CHANGED if remove and leftover.path in names and leftover.path not in removed else leftover.kept
+        yield replace(leftover, kept=stays, removed=leftover.path in removed)
 
 
 def _in_bucket(
@@ -241,10 +241,10 @@ def _in_bucket(
             yield Skipped(name, run_id, error)
     bucket_run = BucketRun(store, run_id, access_for(hosts.fleet, store))
     for entry in bucket_run.leftovers(BucketWriters(reports, unreachable)):
-        found = FoundLeftover(names[0], run_id, **entry)
+        leftover = FoundLeftover(names[0], run_id, **entry)
         if remove:
-            found = replace(found, kept=kept_unless_agreed(found, agreed))
-        if remove and not found.kept:
-            bucket_run.remove(found.path)
-            found = replace(found, removed=True)
-        yield found
+            leftover = replace(leftover, kept=kept_unless_agreed(leftover, agreed))
+        if remove and not leftover.kept:
+            bucket_run.remove(leftover.path)
+            leftover = replace(leftover, removed=True)
+        yield leftover

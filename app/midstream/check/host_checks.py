@@ -69,8 +69,8 @@ def check_host(
 
 
 def _accelerators(name: str, config: HostConfig, survey: Survey, login_node: bool) -> Iterator[Check]:
-    found = survey.accelerators
-    kinds = found.gpus or found.tpus
+    accelerators = survey.accelerators
+    kinds = accelerators.gpus or accelerators.tpus
     yield from check_devices(name, config, survey)
     if config.devices is not None:
         yield Check("accelerators", PASS, f"{config.devices} virtual CPU devices", host=name)
@@ -86,9 +86,9 @@ def _accelerators(name: str, config: HostConfig, survey: Survey, login_node: boo
         )
     else:
         counted = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
-        driver = f", driver {found.driver}, CUDA {found.cuda or 'unknown'}" if found.gpus else ""
-        part = f" (those that {VISIBLE} leaves visible)" if found.gpus and config.visible is not None else ""
-        yield Check("accelerators", PASS, counted + part + driver, host=name)
+        driver = f", driver {accelerators.driver}, CUDA {accelerators.cuda or 'unknown'}" if accelerators.gpus else ""
+        visible = f" (those that {VISIBLE} leaves visible)" if accelerators.gpus and config.visible is not None else ""
+        yield Check("accelerators", PASS, counted + visible + driver, host=name)
     down = [port for port in survey.infiniband if port.state != "active"]
     for port in down:
         yield Check(
@@ -125,35 +125,35 @@ def check_python(host: Host, config: HostConfig, survey: Survey) -> Check:
     if config.container is not None:
         runtime = config.container.runtime
         if runtime in READY:
-            found = host.call(environments.run_command)(argv=with_setup(READY[runtime], config.setup), env={})
-            if found.code:
+            answer = host.call(environments.run_command)(argv=with_setup(READY[runtime], config.setup), env={})
+            if answer.code:
                 hint = f"install {runtime} on {host.name} and start it, or correct runtime: of the container"
-                return Check("container", FAIL, f"{runtime} starts no container: {found.error}", hint, host.name)
+                return Check("container", FAIL, f"{runtime} starts no container: {answer.error}", hint, host.name)
         where = f"{config.python or IMAGE_PYTHON} in the {config.container.runtime} container {config.container.image}"
         return Check("python", PASS, f"{where}, which is started at the launch", host=host.name)
     if config.python:
-        found = host.call(environments.run_command)(
+        answer = host.call(environments.run_command)(
             argv=[config.python, "-I", "-c", "import sys; print(*sys.version_info[:3])"], env={}
         )
-        if found.code:
+        if answer.code:
             return Check(
-                "python", FAIL, f"{config.python}: {found.error}", "correct python: in the fleet file", host.name
+                "python", FAIL, f"{config.python}: {answer.error}", "correct python: in the fleet file", host.name
             )
-        parts = re.fullmatch(r"(\d{1,4}) (\d{1,4}) (\d{1,4})\s*", found.output, re.ASCII)
+        parts = re.fullmatch(r"(\d{1,4}) (\d{1,4}) (\d{1,4})\s*", answer.output, re.ASCII)
         if parts is None:
-            detail = f"{config.python} prints no version: {found.output.strip()[:60]!r}"
+            detail = f"{config.python} prints no version: {answer.output.strip()[:60]!r}"
             return Check("python", FAIL, detail, "correct python: in the fleet file", host.name)
         version = tuple(int(group) for group in parts.groups())
         words = f"{'.'.join(map(str, version))} ({config.python})"
         return judge("python", version >= MINIMUM, words, "the engine needs 3.11 or newer: name another", host.name)
-    found = survey.interpreters
-    if found.python:
-        return Check("python", PASS, f"{found.version} ({found.python})", host=host.name)
+    interpreters = survey.interpreters
+    if interpreters.python:
+        return Check("python", PASS, f"{interpreters.version} ({interpreters.python})", host=host.name)
     try:
         build = python_build(survey.facts.machine)
     except LaunchError as error:
-        return Check("python", FAIL, f"only {found.newest}; {error.message}", error.hint, host.name)
-    words = f"only {found.newest}: {build.version} is brought there at the first launch"
+        return Check("python", FAIL, f"only {interpreters.newest}; {error.message}", error.hint, host.name)
+    words = f"only {interpreters.newest}: {build.version} is brought there at the first launch"
     return Check("python", PASS, words, host=host.name)
 
 
@@ -248,7 +248,6 @@ def reach(host: Host) -> Check:
         return Check("answers", FAIL, error.message.removeprefix(f"{host.name}: "), error.hint, host.name)
     if not host.remote_python:
         words = "no Python 3.8 or newer: one is installed at the first launch; until then nothing else can be checked"
-        return Check(
-            "answers", WARN, words, f"midstream --launch installs one; or install python3 on {host.name}", host.name
-        )
+        hint = f"midstream --launch CONFIG --on {host.name} installs one; or install python3 there"
+        return Check("answers", WARN, words, hint, host.name)
     return Check("answers", PASS, posixpath.join(host.root, ""), host=host.name)

@@ -69,27 +69,27 @@ def _alike(fleet: Fleet, hosts: Sequence[Host], surveys: Mapping[str, Survey]) -
 
     One program runs on all of them.
     """
-    each = {host.name: _described(fleet.hosts[host.name], surveys[host.name]) for host in hosts}
+    descriptions = {host.name: _described(fleet.hosts[host.name], surveys[host.name]) for host in hosts}
     for name in ("accelerators", "driver", "packages", "machine"):
-        found = {host: described[name] for host, described in each.items()}
-        same = len(set(found.values())) == 1
-        words = next(iter(found.values())) if same else ", ".join(f"{host}: {value}" for host, value in found.items())
+        values = {host: described[name] for host, described in descriptions.items()}
+        same = len(set(values.values())) == 1
+        words = next(iter(values.values())) if same else ", ".join(f"{host}: {value}" for host, value in values.items())
         hard = FAIL if name == "accelerators" else WARN
         yield judge(f"same {name}", same, words, "the hosts of one target have to be equal", otherwise=hard)
 
 
 def _described(config: HostConfig, survey: Survey) -> dict[str, str]:
-    found = survey.accelerators
-    kinds = found.gpus or found.tpus
+    accelerators = survey.accelerators
+    kinds = accelerators.gpus or accelerators.tpus
     if config.devices is not None:
         kinds = ["virtual CPU device"] * config.devices
     try:
-        variant = choose_variant("", config, found).name
+        variant = choose_variant("", config, accelerators).name
     except LaunchError as error:
         variant = f"none ({error.message.removeprefix(': ')})"
     return {
         "accelerators": ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none",
-        "driver": found.driver or "none",
+        "driver": accelerators.driver or "none",
         "packages": config.python or variant,
         "machine": f"{survey.facts.machine}, {survey.facts.libc}",
     }

@@ -39,16 +39,16 @@ def find_slice_leftovers(
         return
     slices = fleet_slices.list_slices(fleet)
     named = {fleet_slices.slice_path(name, target) for name, target in fleet.slices.items()}
-    for each in slices.slices:
-        ended = each.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED) and not each.stopped
-        if not each.ours or (each.path in named and not ended):
+    for slice_ in slices.slices:
+        ended = slice_.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED) and not slice_.stopped
+        if not slice_.ours or (slice_.path in named and not ended):
             continue
-        kept = "" if ended else f"it is {each.state}, and may be in use: midstream --delete {each.path}"
-        leftover = SliceLeftover(each, kept)
+        kept = "" if ended else f"it is {slice_.state}, and may be in use: midstream --delete {slice_.path}"
+        leftover = SliceLeftover(slice_, kept)
         if remove:
             leftover = replace(leftover, kept=kept_unless_agreed(leftover, agreed))
         if remove and not leftover.kept:
-            fleet_slices.delete(fleet, each.path, report)
+            fleet_slices.delete(fleet, slice_.path, report)
             leftover = replace(leftover, removed=True)
         yield leftover
     yield from map(SliceProblem, slices.problems)

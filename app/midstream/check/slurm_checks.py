@@ -69,9 +69,9 @@ def check_allocation(host: Host, config: HostConfig, name: str, target: SlurmTar
         )
 
 
-def _time_limit(host: Host, target: SlurmTarget, found: slurm.Allocation) -> Check:
+def _time_limit(host: Host, target: SlurmTarget, allocation: slurm.Allocation) -> Check:
     """Check that a job trains before SLURM signals it to save and stop."""
-    limit, short = time_limit(target.sbatch, found), short_limit(target.sbatch, found)
+    limit, short = time_limit(target.sbatch, allocation), short_limit(target.sbatch, allocation)
     if short:
         return Check("time limit", FAIL, short, f"--time= or a shorter --signal=TERM@SECONDS in {SBATCH}", host.name)
     return Check("time limit", PASS, duration(limit) if limit else "none", host=host.name)

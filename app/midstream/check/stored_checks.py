@@ -24,42 +24,50 @@ POSITIONS = {
 }
 
 
-def stored_checks(run: RunFile, found: StoredState, before: int, after: int) -> Iterator[Check]:
+def stored_checks(run: RunFile, stored: StoredState, before: int, after: int) -> Iterator[Check]:
     """Yield what a resume on ``after`` processes continues with.
 
     Args:
         run: The run file.
-        found: What the host reads of its newest checkpoint, which has a step and no problem, and of its programs.
+        stored: What the host reads of its newest checkpoint, which has a step and no problem, and of its programs.
         before: Number of processes that saved the checkpoint.
         after: Number of processes of the resume.
     """
     yield Check(
-        "checkpoint", PASS, f"step {found.step}, {size(found.size)}, complete by the rule {run.checkpoints.rule}"
+        "checkpoint", PASS, f"step {stored.step}, {size(stored.size)}, complete by the rule {run.checkpoints.rule}"
     )
-    yield from _refused(run, found, before, after)
-    yield from _elsewhere(found)
-    yield Check("optimizer", PASS if found.optimizer else WARN, "stored" if found.optimizer else "not found in it")
-    yield _random_state(run, found, before, after)
-    yield _data_order(run, found, before, after)
-    yield from _counted_name(found)
+    yield from _refused(run, stored, before, after)
+    yield from _elsewhere(stored)
+    yield Check("optimizer", PASS if stored.optimizer else WARN, "stored" if stored.optimizer else "not found in it")
+    yield _random_state(run, stored, before, after)
+    yield _data_order(run, stored, before, after)
+    yield from _counted_name(stored)
     for line in changes_of(run, before, after):
         yield Check("processes", WARN, f"{processes_text(before, after)}: {line}")
-    for each in behaviours_of(found.words, same_processes=before == after):
-        state = PASS if each.kind in ("stored", "recomputed") else WARN
-        yield Check("library", state, f"{each.library}, {each.what}: {each.kind}: {each.detail}", each.hint)
+    for behaviour in behaviours_of(stored.words, same_processes=before == after):
+        state = PASS if behaviour.kind in ("stored", "recomputed") else WARN
+        yield Check(
+            "library",
+            state,
+            f"{behaviour.library}, {behaviour.what}: {behaviour.kind}: {behaviour.detail}",
+            behaviour.hint,
+        )
 
 
-def _refused(run: RunFile, found: StoredState, before: int, after: int) -> Iterator[Check]:
+def _refused(run: RunFile, stored: StoredState, before: int, after: int) -> Iterator[Check]:
     """Yield what a trainer refuses to load on another number of processes."""
     if after == before:
         return
     what = processes_text(before, after)
     # Of a file of a script's own nothing shows who loads it: the run file states that.
     stated = rule_of(run.checkpoints.rule).states_processes
-    if stated and not found.reshards and not any(_UNIVERSAL in word for word in run.resume):
+    if stated and not stored.reshards and not any(_UNIVERSAL in word for word in run.resume):
         hint = f"count that works: {before}"
-        yield Check("processes", FAIL, f"{what}: as many as saved the checkpoint of step {found.step} load it", hint)
-    ranks = found.loader_ranks
+        yield Check("processes", FAIL, f"{what}: as many as saved the checkpoint of step {stored.step} load it", hint)
+    if stored.model_ranks > 1 and after % stored.model_ranks:
+        hint = f"counts that work: multiples of {stored.model_ranks}"
+        yield Check("processes", FAIL, f"{what}: its model is divided over {stored.model_ranks} of them", hint)
+    ranks = stored.loader_ranks
     if ranks is None:
         return
     if any("exclude_from_loading" in word for word in run.resume) and any(_LEAVES_LOADER in w for w in run.resume):
@@ -73,62 +81,64 @@ def _refused(run: RunFile, found: StoredState, before: int, after: int) -> Itera
         yield Check("processes", WARN, f"{state}: the target needs as many data-parallel ranks, or it ends", hint)
 
 
-def _random_state(run: RunFile, found: StoredState, before: int, after: int) -> Check:
+def _random_state(run: RunFile, stored: StoredState, before: int, after: int) -> Check:
     if after != before and stored_for(run, before, after).random_state == NO:
-        what = "of its own number of processes" if found.random_states else "not stored"
+        what = "of its own number of processes" if stored.random_states else "not stored"
         return Check(
             "random state",
             WARN,
             f"{what}: on {processes_text(before, after)} dropout and augmentation draw other numbers",
         )
     one_for_all = stored_for(run, before, before + 1).random_state == YES  # as of programs in jax
-    enough = found.random_states >= (1 if one_for_all else before)
+    enough = stored.random_states >= (1 if one_for_all else before)
     return Check(
         "random state",
         PASS if enough else WARN,
         "stored for every process"
         if enough
-        else f"stored for {found.random_states} of {count(before, 'process', 'processes')}: dropout and augmentation "
+        else f"stored for {stored.random_states} of {count(before, 'process', 'processes')}: dropout and augmentation "
         "draw other numbers after a migration",
     )
 
 
-def _data_order(run: RunFile, found: StoredState, before: int, after: int) -> Check:
-    hints = [*found.advice, *run.stored.advice]
+def _data_order(run: RunFile, stored: StoredState, before: int, after: int) -> Check:
+    hints = [*stored.advice, *run.stored.advice]
     stated = stored_for(run, before, after).data_position
-    if found.data_position == "none":
+    if stored.data_position == "none":
         return Check("data order", WARN, POSITIONS["none"], hints[0] if hints else "")
     if after != before and stated != YES:
         return Check(
             "data order",
             WARN,
-            f"{found.data_position} for {count(before, 'process', 'processes')}: on {after} other batches may follow",
+            f"{stored.data_position} for {count(before, 'process', 'processes')}: on {after} other batches may follow",
         )
-    return Check("data order", PASS, POSITIONS.get(found.data_position, found.data_position))
+    return Check("data order", PASS, POSITIONS.get(stored.data_position, stored.data_position))
 
 
-def _elsewhere(found: StoredState) -> Iterator[Check]:
+def _elsewhere(stored: StoredState) -> Iterator[Check]:
     """Name another place in which the trainer writes checkpoints."""
-    if found.unread:
+    if stored.unread:
         hint = "a newer checkpoint may be there; a folder of the host is looked at"
-        yield Check("checkpoints", WARN, found.unread, hint)
-    elif found.elsewhere:
-        yield Check("checkpoints", PASS, f"looked for in {found.directory} and {found.elsewhere} (temporary_base_path)")
-
-
-def _counted_name(found: StoredState) -> Iterator[Check]:
-    """Check that names which count the checkpoints go on after a resume."""
-    if found.counted_name is None:
-        return
-    if all(name in found.words for name in CONTINUED):
+        yield Check("checkpoints", WARN, stored.unread, hint)
+    elif stored.elsewhere:
         yield Check(
-            "names", PASS, f"checkpoint_{found.counted_name} is counted, and a program sets {'.'.join(CONTINUED)}"
+            "checkpoints", PASS, f"looked for in {stored.directory} and {stored.elsewhere} (temporary_base_path)"
+        )
+
+
+def _counted_name(stored: StoredState) -> Iterator[Check]:
+    """Check that names which count the checkpoints go on after a resume."""
+    if stored.counted_name is None:
+        return
+    if all(name in stored.words for name in CONTINUED):
+        yield Check(
+            "names", PASS, f"checkpoint_{stored.counted_name} is counted, and a program sets {'.'.join(CONTINUED)}"
         )
         return
     yield Check(
         "names",
         WARN,
-        f"automatic names begin at 0 after load_state: the trainer ends when it saves checkpoint_{found.counted_name}, "
-        "which is there already",
+        f"automatic names begin at 0 after load_state: the trainer ends when it saves checkpoint_{stored.counted_name}"
+        ", which is there already",
         "after load_state of checkpoint_N: accelerator.project_configuration.iteration = N + 1",
     )

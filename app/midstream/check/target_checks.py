@@ -48,21 +48,21 @@ def check_target(hosts: HostPool, target: Target) -> Iterator[Check]:
                 strict=True,
             )
         )
-    known: dict[str, checks.Survey] = {}
+    surveyed: dict[str, checks.Survey] = {}
     skews: dict[str, float] = {}
     for host in there:
         survey = surveys[host.name]
         if isinstance(survey, HostError):
             yield Check("survey", FAIL, survey.message, survey.hint, host.name)
             continue
-        known[host.name], skews[host.name] = survey
+        surveyed[host.name], skews[host.name] = survey
         login_node = target.slurm is not None
         yield from check_host(host, fleet.config_of(target, host.name), *survey, login_node=login_node)
         yield from check_one_root(fleet, host.name)
         yield from _store(fleet, host)
-    if len(members) > 1 and len(known) == len(members):
-        yield from check_together(fleet, target, members, known, skews)
-    if target.slurm is not None and known:
+    if len(members) > 1 and len(surveyed) == len(members):
+        yield from check_together(fleet, target, members, surveyed, skews)
+    if target.slurm is not None and surveyed:
         yield from check_commands(there[0])
         yield from check_allocation(there[0], fleet.hosts[there[0].name], target.name, target.slurm)
 
@@ -70,8 +70,8 @@ def check_target(hosts: HostPool, target: Target) -> Iterator[Check]:
 def _survey(host: Host, config: HostConfig) -> tuple[checks.Survey, float] | HostError:
     """Return the host's survey, and its clock minus this machine's in seconds."""
     try:
-        found = host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root, visible=config.visible)
-        return found, clock_skew(host)
+        survey = host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root, visible=config.visible)
+        return survey, clock_skew(host)
     except HostError as error:
         return error
 
@@ -99,14 +99,14 @@ def clock_skew(host: Host) -> float:
     """
     process = start_program(host, checks.clock)()
     try:
-        found: list[tuple[float, float]] = []
+        exchanges: list[tuple[float, float]] = []
         for _ in range(CLOCK_EXCHANGES):
             began = time.time()
             process.stdin.write(b"\n")
             process.stdin.flush()
             theirs, ended = _time_of(host, read_line(process, "machine.checks.clock", CLOCK_LIMIT)), time.time()
-            found.append((ended - began, theirs - (began + ended) / 2))
-        return min(found)[1]
+            exchanges.append((ended - began, theirs - (began + ended) / 2))
+        return min(exchanges)[1]
     finally:
         process.close()
 

@@ -66,18 +66,18 @@ def _stop(trainer: RunFile) -> Check:
     return Check("stop", PASS, "it saves nothing on a signal: its next periodic checkpoint is waited for", advice)
 
 
-def _stored(trainer: RunFile, found: stored_state.StoredState, ranks: int) -> Iterator[Check]:
-    for path, reason in found.incomplete:
+def _stored(trainer: RunFile, stored: stored_state.StoredState, ranks: int) -> Iterator[Check]:
+    for path, reason in stored.incomplete:
         yield Check("incomplete", WARN, f"{path}: {reason}", "it is neither copied nor resumed from")
-    if found.step is None:
+    if stored.step is None:
         pattern = trainer.checkpoints.pattern or f"the rule {trainer.checkpoints.rule}"
-        what = "none can be used yet" if found.incomplete else f"{found.directory} has no match of {pattern} yet"
+        what = "none can be used yet" if stored.incomplete else f"{stored.directory} has no match of {pattern} yet"
         yield Check("checkpoint", WARN, what, "checkpoints: in the run file has their rule and their pattern")
         return
-    if found.problem:
-        yield Check("checkpoint", FAIL, f"step {found.step}: {found.problem}", "it cannot be resumed from")
+    if stored.problem:
+        yield Check("checkpoint", FAIL, f"step {stored.step}: {stored.problem}", "it cannot be resumed from")
         return
-    yield from stored_checks(trainer, found, ranks, ranks)
+    yield from stored_checks(trainer, stored, ranks, ranks)
 
 
 def _metrics(trainer: RunFile, run: RunView) -> Iterator[Check]:

@@ -91,15 +91,15 @@ def remember(new: Iterable[Pair]) -> list[Pair]:
 
     A pair replaces the earlier one of the same run on the same accelerators.
     """
-    known = {(pair.run, pair.topology): pair for pair in read_pairs()}
+    stored = {(pair.run, pair.topology): pair for pair in read_pairs()}
     added = {(pair.run, pair.topology): pair for pair in new if pair.estimated > 0 and pair.measured > 0}
     if not added:
-        return list(known.values())
+        return list(stored.values())
     now = time.time()
     for key, pair in added.items():
-        known.pop(key, None)
-        known[key] = replace(pair, time=now)
-    pairs = list(known.values())[-NEWEST:]
+        stored.pop(key, None)
+        stored[key] = replace(pair, time=now)
+    pairs = list(stored.values())[-NEWEST:]
     path = calibration_file()
     make_directory(path.parent)
     records.write_bytes(str(path), "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs).encode())

@@ -48,25 +48,25 @@ def candidates(names: str, fleet: Fleet, snapshot: Snapshot | None, prices: Mapp
     Raises:
         UsageError: A name is neither that of accelerators nor of a target, or no candidate's accelerators are known.
     """
-    wanted = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
-    if not wanted:
+    requested = list(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+    if not requested:
         raise UsageError("--with names no accelerators", EXAMPLES)
-    found: list[Candidate] = []
-    for name in wanted:
+    compared: list[Candidate] = []
+    for name in requested:
         try:
-            found.append(_candidate(name, fleet, snapshot, prices))
+            compared.append(_candidate(name, fleet, snapshot, prices))
         except UnknownAcceleratorsError as error:
             problem = error.message.removeprefix(f"--with {name}: ")
-            found.append(Candidate(name, UNKNOWN, name, problem=problem))
-            if len(wanted) == 1:
+            compared.append(Candidate(name, UNKNOWN, name, problem=problem))
+            if len(requested) == 1:
                 raise
-    unused = set(prices) - set(wanted)
+    unused = set(prices) - set(requested)
     if unused:
         name = min(unused)
         raise UsageError(
-            f"--price {name}: {name} is not one of --with", did_you_mean(name, wanted) or ", ".join(wanted)
+            f"--price {name}: {name} is not one of --with", did_you_mean(name, requested) or ", ".join(requested)
         )
-    return found
+    return compared
 
 
 class UnreachableTargetError(UnknownAcceleratorsError):
@@ -94,8 +94,8 @@ def price_of_target(fleet: Fleet, name: str) -> float | None:
     if made is not None:
         return made.price_per_hour
     prices = [fleet.hosts[host].price_per_hour for host in fleet.hosts_of(name)]
-    known = [price for price in prices if price is not None]
-    return sum(known) if prices and len(known) == len(prices) else None
+    host_prices = [price for price in prices if price is not None]
+    return sum(host_prices) if prices and len(host_prices) == len(prices) else None
 
 
 def _price_of_same(fleet: Fleet, accelerators: AcceleratorType) -> float | None:
@@ -116,10 +116,10 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
     """
     made, slurm, pods = fleet.slice_of(name), fleet.slurm_of(name), fleet.pods_of(name)
     if made is not None:
-        found = made.accelerators
-        if found is None:
+        accelerators = made.accelerators
+        if accelerators is None:
             raise UnknownAcceleratorsError(f"--with {name}: {made.kind} is not in the table of accelerators", EXAMPLES)
-        return found
+        return accelerators
     if slurm is not None:
         return accelerators_of_job(fleet, name, slurm)
     requested = accelerators_of_pods(pods) if pods is not None else None
@@ -134,11 +134,11 @@ def accelerators_of_target(fleet: Fleet, name: str, snapshot: Snapshot | None) -
             f"name them: {EXAMPLES}",
         )
     kinds = [device.kind for view in views if view.machine for device in view.machine.accelerators]
-    found = accelerators_of_devices(kinds)
-    if found is None:
+    accelerators = accelerators_of_devices(kinds)
+    if accelerators is None:
         shown = ", ".join(sorted(set(kinds))) or "no accelerators"
         raise UnknownAcceleratorsError(f"--with {name}: {shown}, for which there is no compiler here", EXAMPLES)
-    return found
+    return accelerators
 
 
 def seen_accelerators(fleet: Fleet, name: str) -> tuple[AcceleratorType, str] | None:
@@ -146,12 +146,12 @@ def seen_accelerators(fleet: Fleet, name: str) -> tuple[AcceleratorType, str] | 
 
     None where a host was never seen with any, or where no accelerators have this number of devices.
     """
-    known = [known_devices(fleet, host) for host in fleet.hosts_of(name)]
-    found = [devices for devices in known if devices is not None]
-    accelerators = accelerators_of_devices([kind for devices in found for kind in devices.kinds])
-    if accelerators is None or len(found) < len(known):
+    host_devices = [known_devices(fleet, host) for host in fleet.hosts_of(name)]
+    seen = [devices for devices in host_devices if devices is not None]
+    accelerators = accelerators_of_devices([kind for devices in seen for kind in devices.kinds])
+    if accelerators is None or len(seen) < len(host_devices):
         return None
-    oldest = time.strftime("%Y-%m-%d", time.gmtime(min(devices.time for devices in found)))
+    oldest = time.strftime("%Y-%m-%d", time.gmtime(min(devices.time for devices in seen)))
     return accelerators, f"as it was seen on {oldest}"
 
 
@@ -162,9 +162,9 @@ def parse_prices(text: str) -> dict[str, float]:
         UsageError: It is malformed.
     """
     prices: dict[str, float] = {}
-    for part in filter(None, (word.strip() for word in text.split(","))):
-        name, _, price = part.rpartition("=")
+    for pair in filter(None, (word.strip() for word in text.split(","))):
+        name, _, price = pair.rpartition("=")
         if not name or not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", price):
-            raise UsageError(f"--price {part!r} is malformed", "NAME=PRICE of an hour: v5e-16=19.2,h100x8=24")
+            raise UsageError(f"--price {pair!r} is malformed", "NAME=PRICE of an hour: v5e-16=19.2,h100x8=24")
         prices[name] = float(price)
     return prices

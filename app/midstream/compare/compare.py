@@ -60,9 +60,9 @@ def measured_pairs(fleet: Fleet, subject: Subject, migrations: Sequence[PastMigr
         if migration.run_id == run.run_id and migration.rehearsed_step_seconds > 0:
             measured.append((_accelerators_of_host(fleet, migration.target), migration.rehearsed_step_seconds))
     for accelerators, seconds in measured:
-        known = known_estimate(subject.config, subject.overrides, accelerators) if accelerators and seconds else None
-        if accelerators is not None and known is not None and known.step_seconds:
-            yield Pair(run.run_id, accelerators.topology, accelerators.kind, known.step_seconds, seconds)
+        estimate = known_estimate(subject.config, subject.overrides, accelerators) if accelerators and seconds else None
+        if accelerators is not None and estimate is not None and estimate.step_seconds:
+            yield Pair(run.run_id, accelerators.topology, accelerators.kind, estimate.step_seconds, seconds)
 
 
 def _accelerators_of_host(fleet: Fleet, host: str) -> AcceleratorType | None:

@@ -17,6 +17,7 @@ from midstream.migrate.journal.cost import HOUR, Cost
 from midstream.migrate.modes.registry import WARM, mode_of
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
+from midstream.migrate.planning.progress import pace_of
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class ComparisonRow:
     def event(self) -> CandidateEvent:
         """Return the line of ``--json``."""
         estimate, migration = self.estimate, self.migration
-        found: dict[str, Any] = dict.fromkeys(CandidateEvent.__dataclass_fields__)  # null: what is not estimated
-        found |= {
+        fields: dict[str, Any] = dict.fromkeys(CandidateEvent.__dataclass_fields__)  # null: what is not estimated
+        fields |= {
             "candidate": self.candidate.name,
             "accelerators": self.candidate.accelerators.name,
             "topology": self.candidate.accelerators.topology,
@@ -75,7 +76,7 @@ class ComparisonRow:
             "error": self.error or None,
         }
         if estimate is not None:
-            found |= {
+            fields |= {
                 "fits": estimate.fits,
                 "devices": estimate.devices,
                 "device_kind": estimate.device_kind,
@@ -93,7 +94,7 @@ class ComparisonRow:
             }
         if self.step is not None:
             assert estimate is not None
-            found |= {
+            fields |= {
                 "step_seconds": vars(self.step),
                 "parts": vars(estimate.parts) if estimate.parts else None,
                 "tokens_per_second": self.tokens_per_second,
@@ -103,14 +104,14 @@ class ComparisonRow:
                 "calibration": self.calibration.to_json() if self.calibration else None,
             }
         if migration is not None:
-            found |= {
+            fields |= {
                 "migration_seconds": migration.seconds,
                 "downtime": migration.downtime,
                 "migration_cost": migration.cost.migration if migration.cost else None,
                 "pays_after_steps": migration.cost.pays_after_steps if migration.cost else None,
                 "pays_after_hours": migration.cost.pays_after_hours if migration.cost else None,
             }
-        return CandidateEvent(**found)
+        return CandidateEvent(**fields)
 
 
 def row(
@@ -152,10 +153,9 @@ def _migration(
     migrations: Sequence[PastMigration],
 ) -> EstimatedMigration:
     rates = rates_between(migrations, run.run_id, run.host, candidate.target, WARM, run.checkpoint_bytes)
-    downtime = sum(downtime_estimate.predict(run.curve, run.checkpoint_bytes, WARM, rates).values())
-    prepared = mode_of(WARM).preparation_seconds(
-        0, run.checkpoint_bytes, rates, estimate.compile_seconds, run.checkpoint_bytes
-    )
+    mode = mode_of(WARM)
+    downtime = sum(downtime_estimate.predict(mode, pace_of(run.curve), run.checkpoint_bytes, rates).values())
+    prepared = mode.preparation_seconds(0, run.checkpoint_bytes, rates, estimate.compile_seconds, run.checkpoint_bytes)
     price = cost.estimate(
         (run.price, candidate.price),
         prepare_seconds=prepared,

@@ -159,11 +159,11 @@ class Compilers:
             MidstreamError: There is no compiler, it failed, or it exceeded a limit.
         """
         file = cache_file(engine_and_packages(), config, overrides, accelerators)
-        known = cached(file)
-        if known is None:
-            known = self._of(accelerators).estimate(config, overrides, accelerators, self._report, self._cancel)
-            store(file, known)
-        return replace(known, accelerators=accelerators.name)
+        estimate = cached(file)
+        if estimate is None:
+            estimate = self._of(accelerators).estimate(config, overrides, accelerators, self._report, self._cancel)
+            store(file, estimate)
+        return replace(estimate, accelerators=accelerators.name)
 
     def _of(self, accelerators: AcceleratorType) -> Compiler:
         """Return the compiler for these accelerators.

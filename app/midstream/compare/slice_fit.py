@@ -38,11 +38,11 @@ def require_fit(
     target = hosts.fleet.slice_of(name)
     if target is not None and target.is_virtual:
         return None
-    check, found = slice_fit(hosts, name, subject_of, reporter_of(say))
+    check, comparison = slice_fit(hosts, name, subject_of, reporter_of(say))
     if check.state == FAIL:
         raise MidstreamError(f"{name} is not created: {check.detail}", check.hint, Exit.REFUSED)
     say(f"midstream: {name}: {check.detail}" + (f" ({check.hint})" if check.hint else ""))
-    return found
+    return comparison
 
 
 def slice_fit(
@@ -101,22 +101,22 @@ def candidate_fit(
         return Check(NAME, FAIL, error.message, error.hint), None
     except MidstreamError as error:
         return Check(NAME, WARN, f"{unknown}: {error.message}", error.hint), None
-    found = row(subject, candidate, estimate, None)
+    comparison = row(subject, candidate, estimate, None)
     by = f"; {ESTIMATE} for {candidate.accelerators.name}" + (f", {source}" if source else "")
     needed = f"needs {size(estimate.needed)} a device" if estimate.needed else "needs more memory than a device has"
     has = f" of {size(estimate.device_memory)}" if estimate.device_memory else ""
     if not estimate.fits:
         return Check(
             NAME, FAIL, f"a step with one example at a time {needed}{has}{by}", "choose a larger slice or more hosts"
-        ), found
+        ), comparison
     if not estimate.fits_as_configured:
         detail = f"a step with {count(estimate.configured, 'example')} at a time {needed}{has}{by}"
-        return Check(NAME, FAIL, detail, f"-- --trainer.per_device_parallelism {estimate.largest} fits"), found
+        return Check(NAME, FAIL, detail, f"-- --trainer.per_device_parallelism {estimate.largest} fits"), comparison
     assert estimate.memory is not None
-    assert found.step is not None
+    assert comparison.step is not None
     return Check(
         NAME,
         PASS,
         f"{count(estimate.configured, 'example')} at a time, {size(estimate.memory.peak)}{has}, "
-        f"about {found.step.value:.3g} s a step ({found.step.low:.3g} to {found.step.high:.3g}){by}",
-    ), found
+        f"about {comparison.step.value:.3g} s a step ({comparison.step.low:.3g} to {comparison.step.high:.3g}){by}",
+    ), comparison

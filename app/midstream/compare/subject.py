@@ -25,9 +25,9 @@ from midstream.launch.engine_flags import engine_flags
 from midstream.migrate import host_files, source_config
 from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.json_values import section
-from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.foreign_config import foreign_run
 from midstream.migrate.planning.import_plan import read_survey
+from midstream.migrate.planning.progress import pace_of
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
@@ -92,10 +92,10 @@ def of_import(fleet: Fleet, source: Host, path: str, config: str, overrides: Seq
     Raises:
         MidstreamError: There is no checkpoint that can be read.
     """
-    found = foreign_run(read_survey(fleet, source, path, config), source.name, engine_flags(tuple(overrides)))
-    rows = max(length for array in found.arrays for axis, length in zip(array.axes, array.shape, strict=False)
+    run = foreign_run(read_survey(fleet, source, path, config), source.name, engine_flags(tuple(overrides)))
+    rows = max(length for array in run.arrays for axis, length in zip(array.axes, array.shape, strict=False)
                if axis == VOCAB)  # fmt: skip
-    return Subject(f"{source.name}:{path}", yaml.safe_dump(found.config), (*overrides, FLAG, f"ids:{rows}"))
+    return Subject(f"{source.name}:{path}", yaml.safe_dump(run.config), (*overrides, FLAG, f"ids:{rows}"))
 
 
 def of_run_named(hosts: HostPool, run_id: str, overrides: Sequence[str]) -> Subject:
@@ -133,12 +133,11 @@ def of_run(hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
                 f"-- {FLAG} ids:SIZE gives it",
             )
         more = (FLAG, f"ids:{max(sizes)}")
-    step, _ = downtime_estimate.step_seconds(run.curve)
     owner = run.fence.owner if run.fence is not None else ""
     target = owner if owner in hosts.fleet.target_names else run.host
     kinds = tuple(str(device.get("kind", "")) for device in run.status.devices)
     present = PresentRun(
-        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, step,
+        run.run_id, run.host, target, run.status.step, run.status.num_train_steps, pace_of(run.curve).step,
         price_of_target(hosts.fleet, target), size or run.status.state_bytes, kinds, run.curve,
     )  # fmt: skip
     return Subject(run.run_id, text, (*overrides, *more), present)
@@ -180,9 +179,9 @@ def vocabulary_of_file(name: str, config: Path) -> int:
         # Of BPE and WordPiece a mapping to ids, of Unigram a list of (token, score).
         if not isinstance(vocabulary, dict):
             vocabulary = {entry[0]: at for at, entry in enumerate(vocabulary)}
-        known = {str(token): int(number) for token, number in cast("dict[str, int]", vocabulary).items()}
-        added = {entry["content"] for entry in content.get("added_tokens") or ()} - known.keys()
+        ids = {str(token): int(number) for token, number in cast("dict[str, int]", vocabulary).items()}
+        added = {entry["content"] for entry in content.get("added_tokens") or ()} - ids.keys()
         # Added tokens that the model does not have get the ids from its number of tokens on, whatever the file says.
-        return 1 + max([*known.values(), len(known) + len(added) - 1])
+        return 1 + max([*ids.values(), len(ids) + len(added) - 1])
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         raise UsageError(f"data.tokenizer: {path} is no tokenizer.json", hint) from None

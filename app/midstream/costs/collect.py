@@ -41,13 +41,13 @@ def collect(hosts: HostPool, seconds: float, now: float | None = None) -> CostRe
     names = list(fleet.hosts)
     with ThreadPoolExecutor(MAX_CONCURRENT_HOSTS) as pool:
         answers = dict(zip(names, pool.map(read, names), strict=True))
-    times = {name: found for name, found in answers.items() if isinstance(found, HostTimes)}
+    times = {name: answer for name, answer in answers.items() if isinstance(answer, HostTimes)}
     failed = {name: error for name, error in answers.items() if isinstance(error, MidstreamError)}
     problems = [_problem(name, error) for name, error in {**failed, **fleet.unavailable}.items()]
     created, more = _created(fleet)
     problems += more
-    found = list_migrations(fleet)
-    return make_report(fleet, times, found, (since, until), created=created, not_known=problems)
+    migrations = list_migrations(fleet)
+    return make_report(fleet, times, migrations, (since, until), created=created, not_known=problems)
 
 
 def _problem(name: str, error: MidstreamError) -> str:
@@ -64,10 +64,10 @@ def _created(fleet: Fleet) -> tuple[Mapping[str, float], list[str]]:
         return {}, []
     listed = fleet_slices.list_slices(fleet)
     billed = (SliceStatus.READY, SliceStatus.STOPPING)
-    created = {each.path: each.created for each in listed.slices if each.status in billed and each.created}
-    found: dict[str, float] = {}
+    created = {slice_.path: slice_.created for slice_ in listed.slices if slice_.status in billed and slice_.created}
+    created_of: dict[str, float] = {}
     for name, target in targets.items():
         began = created.get(fleet_slices.slice_path(name, target))
         if began is not None:
-            found.update(dict.fromkeys(target.hosts, began))
-    return found, list(listed.problems)
+            created_of.update(dict.fromkeys(target.hosts, began))
+    return created_of, list(listed.problems)

@@ -200,30 +200,31 @@ def make_report(
     missing = list(not_known)
     uses: dict[str, _HostUse] = {}
     runs: dict[str, dict[str, tuple[Intervals, Intervals]]] = {}
-    for (run_id, host), found in _by_run_and_host(fleet, times).items():
-        processes, training = _sets(found, period)
+    for (run_id, host), process_times in _by_run_and_host(fleet, times).items():
+        processes, training = _sets(process_times, period)
         if not processes:
             continue
         runs.setdefault(run_id, {})[host] = processes, training
         use = uses.setdefault(host, _HostUse())
         use.processes = intervals.union(use.processes, processes)
         use.training = intervals.union(use.training, training)
-        newest = max((each.started or each.first_step or 0.0, each.devices) for each in found)
+        newest = max((process.started or process.first_step or 0.0, process.devices) for process in process_times)
         use.accelerators = max(use.accelerators, newest)
     booted: dict[str, list[str]] = {}  # how long ago -> hosts
-    for host, found in times.items():
+    for host, host_times in times.items():
         use = uses.setdefault(host, _HostUse())
-        began = created.get(host, found.booted)
+        began = created.get(host, host_times.booted)
         if began is None:
             missing.append(f"{host}: does not report since when it has been on; only its processes count")
         else:
-            use.on.append(_clipped(((began, found.now),), period))
+            use.on.append(_clipped(((began, host_times.now),), period))
             if began > period[0] and host not in created:
                 booted.setdefault(f"{age_since(began, period[1])} ago", []).append(host)
-        missing += [f"{host}: {line}" for line in found.unreadable]
-        if found.omitted:
+        missing += [f"{host}: {line}" for line in host_times.unreadable]
+        if host_times.omitted:
             missing.append(
-                f"{host}: {count(found.omitted, 'older process', 'older processes')} {agree(found.omitted)} left out"
+                f"{host}: {count(host_times.omitted, 'older process', 'older processes')} "
+                f"{agree(host_times.omitted)} left out"
             )
     for ago, names in booted.items():
         missing.append(f"{', '.join(names)}: booted {ago}; of the time before, only the hours of processes count")
@@ -279,48 +280,48 @@ def _by_run_and_host(fleet: Fleet, times: Mapping[str, HostTimes]) -> dict[tuple
     Hosts may share a root, and a copied history has the processes of another host. A process that was started from a
     host counts with that host's record of it.
     """
-    known: dict[tuple[str, int, int, str], ProcessTimes] = {}
+    processes: dict[tuple[str, int, int, str], ProcessTimes] = {}
     steps: dict[tuple[str, int], tuple[float | None, float | None]] = {}
-    for answered, found in times.items():
-        for each in found.processes:
-            host = each.host or answered
-            if each.launched and host not in fleet.hosts:
+    for answered, host_times in times.items():
+        for process in host_times.processes:
+            host = process.host or answered
+            if process.launched and host not in fleet.hosts:
                 host = answered  # a compute node of SLURM, or a host that was renamed in the fleet file
-            key = each.run_id, each.attempt, each.process, host
-            if key not in known or (each.launched and not known[key].launched):
-                known[key] = each
-            if each.first_step is not None:
-                steps[each.run_id, each.attempt] = each.first_step, each.last_step
+            key = process.run_id, process.attempt, process.process, host
+            if key not in processes or (process.launched and not processes[key].launched):
+                processes[key] = process
+            if process.first_step is not None:
+                steps[process.run_id, process.attempt] = process.first_step, process.last_step
     grouped: dict[tuple[str, str], list[ProcessTimes]] = {}
-    for (run_id, attempt, _, host), each in known.items():
-        if each.first_step is None and (run_id, attempt) in steps:  # only the host of process 0 has the metrics
+    for (run_id, attempt, _, host), process in processes.items():
+        if process.first_step is None and (run_id, attempt) in steps:  # only the host of process 0 has the metrics
             first, last = steps[run_id, attempt]
-            each = ProcessTimes(**{**vars(each), "first_step": first, "last_step": last})
-        grouped.setdefault((run_id, host), []).append(each)
+            process = ProcessTimes(**{**vars(process), "first_step": first, "last_step": last})
+        grouped.setdefault((run_id, host), []).append(process)
     return grouped
 
 
-def _sets(found: Sequence[ProcessTimes], period: tuple[float, float]) -> tuple[Intervals, Intervals]:
+def _sets(process_times: Sequence[ProcessTimes], period: tuple[float, float]) -> tuple[Intervals, Intervals]:
     """Return the time of processes, and the part of it in which they trained."""
     processes: list[Intervals] = []
     training: list[Intervals] = []
-    for each in found:
-        begin = each.started if each.started is not None else each.first_step
-        if each.running:
+    for process in process_times:
+        begin = process.started if process.started is not None else process.first_step
+        if process.running:
             end = period[1]
         else:
-            end = max((value for value in (each.ended, each.last_step) if value is not None), default=None)
+            end = max((value for value in (process.ended, process.last_step) if value is not None), default=None)
         if begin is None or end is None:
             continue
         clipped = _clipped(((begin, end),), period)
         processes.append(clipped)
-        if each.first_step is not None and each.last_step is not None:
-            training.append(intervals.common(clipped, ((each.first_step, each.last_step),)))
+        if process.first_step is not None and process.last_step is not None:
+            training.append(intervals.common(clipped, ((process.first_step, process.last_step),)))
     return intervals.union(*processes), intervals.union(*training)
 
 
-def _clipped(found: Sequence[tuple[float, float]], period: tuple[float, float]) -> Intervals:
-    return intervals.union((max(begin, period[0]), min(end, period[1])) for begin, end in found)
+def _clipped(spans: Sequence[tuple[float, float]], period: tuple[float, float]) -> Intervals:
+    return intervals.union((max(begin, period[0]), min(end, period[1])) for begin, end in spans)
 
 
 def _host(host: str, use: _HostUse, prices: Prices, period: tuple[float, float]) -> HostCost:
@@ -379,5 +380,5 @@ def _money(price: float | None, seconds: float) -> float | None:
 
 
 def _sum(costs: Iterable[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if known else None
+    amounts = [cost for cost in costs if cost is not None]
+    return sum(amounts) if amounts else None

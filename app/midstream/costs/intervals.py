@@ -11,7 +11,7 @@ Intervals = tuple[Interval, ...]
 def union(*parts: Iterable[Interval]) -> Intervals:
     """Return the time in any of the intervals, without empty and reversed ones."""
     merged: list[Interval] = []
-    for begin, end in sorted(interval for part in parts for interval in part):
+    for begin, end in sorted(interval for intervals in parts for interval in intervals):
         if end <= begin:
             continue
         if merged and begin <= merged[-1][1]:

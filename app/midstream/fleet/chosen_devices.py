@@ -30,7 +30,7 @@ def take_devices(where: str, entry: dict[str, Any]) -> None:
         return  # the check of its fields reports it
     variables, chosen = dict(cast("dict[str, Any]", env)), entry.get("devices")
     if isinstance(chosen, list):
-        devices = [str(each) for each in cast("list[Any]", chosen)]
+        devices = [str(device) for device in cast("list[Any]", chosen)]
         if VISIBLE in variables:
             raise UsageError(f"{where} has both devices: and {VISIBLE} in env:", "one of them")
         wrong = next((device for device in devices if not ENTRY.fullmatch(device)), None)
@@ -42,7 +42,7 @@ def take_devices(where: str, entry: dict[str, Any]) -> None:
         del entry["devices"]
     elif VISIBLE in variables:
         variables[VISIBLE] = str(variables[VISIBLE])  # YAML has one index as a number
-    if any(each.isdecimal() for each in visible_devices(variables) or ()):
+    if any(device.isdecimal() for device in visible_devices(variables) or ()):
         variables.setdefault(ORDER, BY_BUS)
     if variables != env:
         entry["env"] = variables

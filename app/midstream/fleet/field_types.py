@@ -42,7 +42,7 @@ def wrong_field(section: str, entries: Mapping[str, Mapping[str, Any]], base: An
 def _fits(value: Any, kind: str) -> bool:
     if kind.startswith("list"):
         item = kind.removeprefix("list[").removesuffix("]")
-        return isinstance(value, list) and all(_fits(each, item) for each in value)
+        return isinstance(value, list) and all(_fits(element, item) for element in value)
     if kind.startswith("dict") or kind == "ContainerConfig":
         return isinstance(value, dict)
     if kind == "str":

@@ -232,6 +232,14 @@ class Fleet:
         config = self.targets.get(name)
         return config if isinstance(config, SlurmTarget) else None
 
+    def is_login_node(self, host: str, target: str) -> bool:
+        """Return whether ``host`` is the login node of ``target``, an allocation.
+
+        Both have one run directory.
+        """
+        slurm = self.slurm_of(target)
+        return slurm is not None and slurm.host == host
+
     def pods_of(self, name: str) -> KubernetesTarget | None:
         """Return a target of pods; None for any other."""
         config = self.targets.get(name)

@@ -80,15 +80,15 @@ def parse_fleet(text: str, path: str = "") -> Fleet:
     if on_event is not None and not isinstance(on_event, str):
         raise UsageError(f"{path}: on_event is {type(on_event).__name__}", "one command line: on_event: notify-me")
     receivers = value.get("notify") or []
-    if not isinstance(receivers, list) or not all(isinstance(each, dict) for each in receivers):
+    if not isinstance(receivers, list) or not all(isinstance(receiver, dict) for receiver in receivers):
         raise UsageError(f"{path}: notify is no list of receivers", "notify: [{type: slack, url: env:SLACK_URL}]")
     for index, receiver in enumerate(receivers):
-        _known_keys(path, f"notify[{index}].", receiver, [each.name for each in dataclasses.fields(NotifyConfig)])
+        _known_keys(path, f"notify[{index}].", receiver, [field.name for field in dataclasses.fields(NotifyConfig)])
     hosts = _section(path, value, "hosts")
     targets = _section(path, value, "targets")
     stores = _section(path, value, "stores")
     for name, entry in stores.items():
-        _known_keys(path, f"stores.{name}.", entry, [each.name for each in dataclasses.fields(StoreConfig)])
+        _known_keys(path, f"stores.{name}.", entry, [field.name for field in dataclasses.fields(StoreConfig)])
     google = value.get("google") or {}
     if isinstance(google, dict):
         _known_keys(path, "google.", google, ("projects", "zones"))
@@ -139,7 +139,7 @@ def _operators(path: str, value: Any) -> tuple[str, ...]:
     from midstream.fleet.operator_keys import check_public_key  # the terminal UI shows its first frame without it
 
     hint = "operators: [ssh-ed25519 AAAA...]; midstream --doctor prints an operator's key"
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
         raise UsageError(f"{path}: operators is no list of keys", hint)
     try:
         return tuple(map(check_public_key, value))
@@ -222,7 +222,7 @@ def _check_slurm(path: str, name: str, target: SlurmTarget) -> None:
         raise UsageError(f"{path}: targets.{name}.guard_lead: {error.message}", error.hint) from error
 
 
-def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str, HostConfig]) -> None:
+def _check_target(path: str, name: str, target: TargetConfig, known_hosts: Mapping[str, HostConfig]) -> None:
     if isinstance(target, SliceTarget):
         from midstream.fleet.slice_check import check_slice
 
@@ -237,7 +237,7 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
     elif isinstance(target, SlurmTarget):
         _check_slurm(path, name, target)
         hosts, ports = [target.host] if target.host else [], target.ports
-        if hosts and hosts[0] in known and known[hosts[0]].visible is not None:
+        if hosts and hosts[0] in known_hosts and known_hosts[hosts[0]].visible is not None:
             what = f"{path}: hosts.{hosts[0]} chooses GPUs, and is the login node of targets.{name}"
             raise UsageError(what, f"SLURM chooses the GPUs of a job: remove devices: and {VISIBLE} there")
     else:
@@ -250,9 +250,9 @@ def _check_target(path: str, name: str, target: TargetConfig, known: Mapping[str
         words = ("names no host", "host: the login node") if slurm else ("names no hosts", "hosts: [a, b]")
         raise UsageError(f"{path}: targets.{name} {words[0]}", words[1])
     for host in hosts:
-        if host not in known:
-            raise UsageError(f"{path}: targets.{name} names host {host!r}", nearest(host, tuple(known)))
-    if len({known[host].store for host in hosts}) > 1:
+        if host not in known_hosts:
+            raise UsageError(f"{path}: targets.{name} names host {host!r}", nearest(host, tuple(known_hosts)))
+    if len({known_hosts[host].store for host in hosts}) > 1:
         raise UsageError(f"{path}: the hosts of targets.{name} have different stores", "one run, one store: for all")
     twice = next((host for host in hosts if hosts.count(host) > 1), None)
     if twice:
@@ -277,12 +277,12 @@ def _shared_roots(path: str, file: _FleetFile) -> dict[str, HostConfig]:
     return hosts
 
 
-def _with_store_settings(hosts: Mapping[str, HostConfig], known: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
+def _with_store_settings(hosts: Mapping[str, HostConfig], stores: Mapping[str, StoreConfig]) -> dict[str, HostConfig]:
     """Return the hosts with the engine's variable for stores in their environment.
 
     The variable has the settings of the stores.
     """
-    added = store_config.engine_environment(known)
+    added = store_config.engine_environment(stores)
     return {
         name: dataclasses.replace(host, env={**added, **host.env}) if added else host for name, host in hosts.items()
     }
@@ -321,18 +321,18 @@ def _check_entries(path: str, section: str, entries: Mapping[str, dict[str, Any]
             raise UsageError(f"{path}: {section}.{name} has no type", f"type: {' or '.join(kinds)}")
         if kind not in kinds:
             raise UsageError(f"{path}: {section}.{name}.type is {kind!r}", nearest(str(kind), tuple(kinds)))
-        fields = tuple(each.name for each in dataclasses.fields(kinds[kind]))
+        fields = tuple(field.name for field in dataclasses.fields(kinds[kind]))
         _known_keys(path, f"{section}.{name}.", entry, ("type", *fields))
         container = entry.get("container")
         if isinstance(container, dict):
-            names = [each.name for each in dataclasses.fields(ContainerConfig)]
+            names = [field.name for field in dataclasses.fields(ContainerConfig)]
             _known_keys(path, f"{section}.{name}.container.", container, names)
 
 
-def _known_keys(path: str, prefix: str, value: Mapping[str, Any], known: Sequence[str]) -> None:
+def _known_keys(path: str, prefix: str, value: Mapping[str, Any], field_names: Sequence[str]) -> None:
     for key in value:
-        if key not in known:
-            raise UsageError(f"{path}: {prefix}{key} is unknown", nearest(str(key), known))
+        if key not in field_names:
+            raise UsageError(f"{path}: {prefix}{key} is unknown", nearest(str(key), field_names))
 
 
 def _one_line(error: Exception) -> str:

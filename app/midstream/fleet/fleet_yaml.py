@@ -79,7 +79,7 @@ def _prepare(root: yaml.Node) -> None:
             continue
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            waiting += [(each, depth + 1) for each in node.value]
+            waiting += [(item, depth + 1) for item in node.value]
         elif isinstance(node, yaml.MappingNode):
             check_keys(node)
             node.value = [
@@ -106,7 +106,7 @@ def _texts(node: yaml.Node) -> yaml.Node:
     The result is a copy: an alias may name the same scalar as a number.
     """
     if isinstance(node, yaml.SequenceNode):
-        items = [_text(each) if isinstance(each, yaml.ScalarNode) else _texts(each) for each in node.value]
+        items = [_text(item) if isinstance(item, yaml.ScalarNode) else _texts(item) for item in node.value]
         return yaml.SequenceNode(node.tag, items, node.start_mark)
     if not isinstance(node, yaml.MappingNode):
         return node if node.tag == _NULL else _text(node)

@@ -59,19 +59,19 @@ def pod_hosts(path: str, name: str, target: KubernetesTarget) -> dict[str, Kuber
     for field_name in ("context", "namespace", "pod_container"):
         if str(getattr(target, field_name) or "").startswith("-"):
             raise UsageError(f"{where}.{field_name} begins with a dash", "a name")
-    known = [field.name for field in fields(HostConfig) if field.name != "container"]
+    field_names = [field.name for field in fields(HostConfig) if field.name != "container"]
     for key in target.worker:
-        if key not in known:
-            raise UsageError(f"{where}.worker.{key} is unknown", nearest(str(key), tuple(known)))
-    found: dict[str, KubernetesHostConfig] = {}
+        if key not in field_names:
+            raise UsageError(f"{where}.worker.{key} is unknown", nearest(str(key), tuple(field_names)))
+    pods: dict[str, KubernetesHostConfig] = {}
     for index, host in enumerate(pod_names(name, target.pods)):
         selector = f"{OWNER[target.kind]}={target.name or name},{INDEX}={index}"
         entry = {**target.worker, **target.cluster, "selector": selector, "pod_container": target.pod_container}
         try:
-            found[host] = draccus.decode(KubernetesHostConfig, entry)
+            pods[host] = draccus.decode(KubernetesHostConfig, entry)
         except draccus.utils.DraccusException as error:
             raise UsageError(f"{where}.worker: {' '.join(str(error).split())}") from error
-    return found
+    return pods
 
 
 def job_manifest(name: str, target: KubernetesTarget) -> str:
@@ -127,7 +127,7 @@ def _from_file(name: str, target: KubernetesTarget) -> str:
         text = string.Template(path.read_text()).safe_substitute(
             name=job, pods=str(target.pods), image=target.image, target=name
         )
-        documents = [each for each in yaml.safe_load_all(text) if isinstance(each, Mapping)]
+        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, Mapping)]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}", f"manifest: of target {name}") from error
     except yaml.YAMLError as error:

@@ -31,16 +31,16 @@ def check_notify(path: str, receivers: Sequence[NotifyConfig], kinds: Sequence[s
 
     Messages never repeat an address, which may be a secret.
     """
-    for index, each in enumerate(receivers):
+    for index, receiver in enumerate(receivers):
         where = f"{path}: notify[{index}]"
-        if each.type not in TYPES:
-            raise UsageError(f"{where}.type is {each.type!r}", nearest(each.type, TYPES))
-        if not each.url.startswith(("env:", "file:")) and not is_address(each.url):
+        if receiver.type not in TYPES:
+            raise UsageError(f"{where}.type is {receiver.type!r}", nearest(receiver.type, TYPES))
+        if not receiver.url.startswith(("env:", "file:")) and not is_address(receiver.url):
             raise UsageError(
                 f"{where}.url is neither env:NAME nor file:PATH nor an https:// address",
                 "env:NAME keeps an address with a secret out of the file",
             )
-        for kind in each.kinds:
+        for kind in receiver.kinds:
             if kind not in kinds:
                 raise UsageError(f"{where}.kinds has {kind!r}", nearest(kind, tuple(kinds)))
 

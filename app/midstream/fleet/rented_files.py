@@ -12,7 +12,7 @@ SKYPILOT_DIRECTORIES, DSTACK_FILE = ("~/.sky/generated/ssh", "~/.sky/ssh"), "~/.
 
 def skypilot_directories() -> list[Path]:
     """Return the directories of SkyPilot's files, the present one first."""
-    return [Path(each).expanduser() for each in SKYPILOT_DIRECTORIES]
+    return [Path(directory).expanduser() for directory in SKYPILOT_DIRECTORIES]
 
 
 def is_rented(file: Path) -> bool:

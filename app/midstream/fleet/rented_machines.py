@@ -49,23 +49,23 @@ def rented_machines() -> dict[str, RentedMachines]:
 
     An unreadable cluster is left out; of two with the same name, SkyPilot's stays, and its present file's.
     """
-    found: dict[str, RentedMachines] = {}
-    files = [file for each in skypilot_directories() if each.is_dir() for file in sorted(each.iterdir())]
+    clusters: dict[str, RentedMachines] = {}
+    files = [file for directory in skypilot_directories() if directory.is_dir() for file in sorted(directory.iterdir())]
     for file in files[:MAX_CLUSTERS]:
         names = _names_in(file)
-        if file.name in names and file.name not in found:
+        if file.name in names and file.name not in clusters:
             workers = sorted(
                 (int(match[2]), match[0]) for match in map(_WORKER.fullmatch, names) if match and match[1] == file.name
             )
             hosts = (file.name, *(name for _, name in workers))
-            found[file.name] = RentedMachines(file.name, SKYPILOT, file, hosts)
+            clusters[file.name] = RentedMachines(file.name, SKYPILOT, file, hosts)
     file = Path(DSTACK_FILE).expanduser()
     names = _names_in(file)
     between = {f"{name}{suffix}" for name in names for suffix in ("-host", "-jump-host")}
     for name in names:
         if name not in between:
-            found.setdefault(name, RentedMachines(name, DSTACK, file, (name,)))
-    return found
+            clusters.setdefault(name, RentedMachines(name, DSTACK, file, (name,)))
+    return clusters
 
 
 def _names_in(file: Path) -> list[str]:
@@ -83,15 +83,15 @@ def with_rented(fleet: Fleet, names: Collection[str]) -> Fleet:
 
     The fleet's text, which migrations copy, has them too.
     """
-    wanted = [name for name in names if name and name not in fleet.target_names]
-    known = rented_machines() if wanted else {}
-    found = [known[name] for name in wanted if name in known]
-    if not found:
+    missing = [name for name in names if name and name not in fleet.target_names]
+    rented = rented_machines() if missing else {}
+    clusters = [rented[name] for name in missing if name in rented]
+    if not clusters:
         return fleet
     value = load_yaml(fleet.text) or {}
     hosts, targets = value.setdefault("hosts", {}) or {}, value.setdefault("targets", {}) or {}
     value.update(hosts=hosts, targets=targets)
-    for cluster in found:
+    for cluster in clusters:
         for host in cluster.hosts:
             hosts.setdefault(host, entry_of(cluster, host))
         if len(cluster.hosts) > 1:

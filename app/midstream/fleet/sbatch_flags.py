@@ -21,25 +21,25 @@ ALIASES = {"tasks-per-node": "ntasks-per-node", "cluster": "clusters"}
 def full_name(name: str) -> str:
     """Return the flag that a name or its beginning stands for; else the name."""
     if name not in NAMES:
-        found = [each for each in NAMES if each.startswith(name)]
-        name = found[0] if len(found) == 1 and name else name
+        matches = [flag for flag in NAMES if flag.startswith(name)]
+        name = matches[0] if len(matches) == 1 and name else name
     return ALIASES.get(name, name)
 
 
 def sbatch_flags(words: Sequence[str]) -> dict[str, str]:
     """Return sbatch's flags by long name; the last of several counts."""
-    found: dict[str, str] = {}
+    flags: dict[str, str] = {}
     pending = ""
     for word in words:
         if word.startswith("--"):
             key, equals, value = word[2:].partition("=")
             key = full_name(key)
-            found[key] = value
+            flags[key] = value
             pending = "" if equals else key
         elif word[:2] in SHORT:
             key = SHORT[word[:2]]
-            found[key] = word[2:].lstrip("=")
+            flags[key] = word[2:].lstrip("=")
             pending = "" if word[2:] else key
         elif pending:
-            found[pending], pending = word, ""
-    return found
+            flags[pending], pending = word, ""
+    return flags

@@ -41,10 +41,10 @@ def check_slice(path: str, name: str, target: SliceTarget) -> None:
         seconds = parse_duration(target.run_duration)
         if not MIN_RUN_DURATION <= seconds <= MAX_RUN_DURATION:
             raise UsageError(f"{where}.run_duration is {target.run_duration}", "10m to 7d")
-    known = [field.name for field in dataclasses.fields(HostConfig)]
+    field_names = [field.name for field in dataclasses.fields(HostConfig)]
     for key in target.worker:
-        if key not in known:
-            raise UsageError(f"{path}: targets.{name}.worker.{key} is unknown", nearest(str(key), known))
+        if key not in field_names:
+            raise UsageError(f"{path}: targets.{name}.worker.{key} is unknown", nearest(str(key), field_names))
 
 
 def _check_name(where: str, name: str, target: SliceTarget) -> None:

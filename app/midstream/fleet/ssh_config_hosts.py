@@ -19,14 +19,14 @@ _HOSTS = re.compile(r"^hosts:[ \t]*(?:#.*)?$", re.M)
 _LINE = re.compile(r"  (\S+): \{type: ssh.*\}")
 
 
-def candidates(known: Collection[str], ssh_config: str = DEFAULT_SSH_CONFIG) -> dict[str, str]:
-    """Return name -> line of a fleet file for hosts that are not ``known``.
+def candidates(names: Collection[str], ssh_config: str = DEFAULT_SSH_CONFIG) -> dict[str, str]:
+    """Return name -> line of a fleet file for hosts that are not in ``names``.
 
     The hosts are those of the SSH configuration.
     """
     text = fleet_from_ssh_config(Path(ssh_config).expanduser())
-    found = (_LINE.fullmatch(line) for line in text.splitlines())
-    return {match[1].strip('"'): match[0] for match in found if match and match[1].strip('"') not in known}
+    matches = (_LINE.fullmatch(line) for line in text.splitlines())
+    return {match[1].strip('"'): match[0] for match in matches if match and match[1].strip('"') not in names}
 
 
 def gcloud_projects(directory: str = "") -> list[str]:

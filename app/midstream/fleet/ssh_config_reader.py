@@ -36,26 +36,26 @@ def hosts_in(file: Path, base: Path, depth: int = 0) -> Iterator[HostEntry]:
             for entry in block:
                 entry.user = entry.user or words[0]
         elif keyword == "include" and depth < MAX_INCLUDE_DEPTH:
-            for found in _matches(words, base):
-                yield from hosts_in(found, base, depth + 1)
+            for included in _matches(words, base):
+                yield from hosts_in(included, base, depth + 1)
 
 
 def included_files(file: Path) -> set[Path]:
     """Return the files that a configuration includes, also indirectly, as real paths."""
-    found: set[Path] = set()
+    included: set[Path] = set()
     waiting = [file]
     while waiting:
         words = [word for keyword, words in _lines(waiting.pop()) if keyword == "include" for word in words]
-        new = {each.resolve() for each in _matches(words, file.parent)} - found
-        found |= new
+        new = {path.resolve() for path in _matches(words, file.parent)} - included
+        included |= new
         waiting += new
-    return found
+    return included
 
 
 def _matches(patterns: list[str], base: Path) -> list[Path]:
     """Return the files that an Include names; relative patterns begin at ``base``."""
     full = [os.path.join(base, os.path.expanduser(pattern)) for pattern in patterns]
-    return [Path(found) for each in full for found in sorted(glob.glob(each)) if not os.path.isdir(found)]
+    return [Path(path) for pattern in full for path in sorted(glob.glob(pattern)) if not os.path.isdir(path)]
 
 
 def _lines(file: Path) -> Iterator[tuple[str, list[str]]]:

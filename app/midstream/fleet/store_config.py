@@ -55,7 +55,7 @@ def check_store(where: str, store: StoreConfig) -> None:
     """
     if not _URL.fullmatch(store.url):
         raise UsageError(f"{where}.url is {store.url!r}", f"write {FORMS}")
-    scheme = next(each for each in SCHEMES if store.url.startswith(each))
+    scheme = next(candidate for candidate in SCHEMES if store.url.startswith(candidate))
     foreign = next((name for name in _FIELDS[scheme] if getattr(store, name)), None)
     if foreign:
         raise UsageError(f"{where} is {scheme} and has {foreign}", "remove it: only the other kind of store has it")
@@ -78,10 +78,10 @@ def check_store(where: str, store: StoreConfig) -> None:
 
 def check_stores(path: str, stores: Mapping[str, StoreConfig]) -> None:
     """Raise UsageError for an invalid store, and for two stores with the same url."""
-    known: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, store in stores.items():
         check_store(f"{path}: stores.{name}", store)
-        other = known.setdefault(store.url.rstrip("/"), name)
+        other = names.setdefault(store.url.rstrip("/"), name)
         if other != name:
             raise UsageError(f"{path}: stores.{name} and stores.{other} have the same url", "keep one of them")
 
@@ -95,5 +95,5 @@ def check_host_store(where: str, given: str | None, stores: Mapping[str, StoreCo
         return
     if _URL.fullmatch(given):
         return
-    known = f"known: {', '.join(stores)}" if stores else "stores: has none"
-    raise UsageError(f"{where}.store is {given!r}", f"{FORMS}, or a name; {known}")
+    choices = f"known: {', '.join(stores)}" if stores else "stores: has none"
+    raise UsageError(f"{where}.store is {given!r}", f"{FORMS}, or a name; {choices}")

@@ -20,6 +20,7 @@ from midstream.output import Output, table
 from midstream.ownership.judgement import CLAIM, FORMER, Judgement
 from midstream.printable import excerpt
 from midstream.watch.run_failure import failure_of
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -171,8 +172,7 @@ def run_rows(snapshot: Snapshot, chosen: Container[RunView] | None = None) -> li
         if run is not members[0] or (chosen is not None and run not in chosen):
             continue  # another process of the same attempt
         total = run.status.num_train_steps if run.status else 0
-        complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete]
-        newest = max(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), default=None)
+        newest = newest_checkpoint(checkpoint for checkpoint in run.checkpoints if checkpoint.complete)
         judgement = judgements.setdefault(run.run_id, snapshot.judgement(run.run_id))
         claim = judgement.standing(run.host)
         current = " (claim)" if claim.kind == CLAIM else ""

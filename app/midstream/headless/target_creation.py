@@ -46,7 +46,7 @@ def _check_request(fleet: Fleet, options: argparse.Namespace, engine: tuple[str,
     """Refuse a request that would fail once the target exists, before it costs money."""
     from midstream.hosts.host_pool import HostPool
     from midstream.launch.config_file import read_config
-    from midstream.launch.engine_flags import keep_name, named_run
+    from midstream.launch.engine_flags import checked_flags, named_run
     from midstream.launch.input_check import read_inputs
     from midstream.operations.import_run import host_path_of, run_id_of
     from midstream.operations.plan_migration import check_ahead
@@ -59,7 +59,7 @@ def _check_request(fleet: Fleet, options: argparse.Namespace, engine: tuple[str,
             read_inputs(options.launch, engine)
         return
     if is_path(options.migrate):
-        keep_name(run_id_of(host_path_of(fleet, options.migrate).path), engine)
+        checked_flags(run_id_of(host_path_of(fleet, options.migrate).path), engine)
         return
     hosts = HostPool(fleet)
     try:

@@ -38,7 +38,7 @@ DIRECTORIES = (
     (AWS, "AWS_SHARED_CREDENTIALS_FILE", f"${{AWS_SHARED_CREDENTIALS_FILE:-{AWS}/credentials}}"),
     (GCLOUD, "CLOUDSDK_CONFIG", GCLOUD),
 )
-DIRECTORY_PATHS = tuple(f'"{each}"' for each in (AWS, GCLOUD))
+DIRECTORY_PATHS = tuple(f'"{name}"' for name in (AWS, GCLOUD))
 DEVICES = "/dev/accel* /dev/vfio/* /dev/infiniband/*"  # TPUs and InfiniBand; GPUs need their driver's libraries too
 
 
@@ -76,7 +76,7 @@ def in_container(
     if config is None or config.runtime == "pyxis":
         return list(argv)
     names = list(dict.fromkeys((*variables, *INHERITED, *CREDENTIAL_FILES)))
-    mounts = [_mount(each) for each in dict.fromkeys((root, *config.mounts))]
+    mounts = [_mount(mount) for mount in dict.fromkeys((root, *config.mounts))]
     if config.runtime == "apptainer":
         script = _apptainer(config, mounts)
     elif config.runtime == "enroot":
@@ -90,7 +90,7 @@ def srun_flags(config: ContainerConfig | None, *, root: str) -> list[str]:
     """Return the flags of srun that start the container with pyxis; empty for others."""
     if config is None or config.runtime != "pyxis":
         return []
-    mounts = ",".join(":".join(filter(None, _mount(each))) for each in dict.fromkeys((root, *config.mounts)))
+    mounts = ",".join(":".join(filter(None, _mount(mount))) for mount in dict.fromkeys((root, *config.mounts)))
     return [f"--container-image={config.image}", f"--container-mounts={mounts}", "--no-container-mount-home",
             *config.options]  # fmt: skip
 

@@ -26,8 +26,8 @@ _found: dict[_Key, dict[str, str]] = {}
 
 def named_cluster(cluster: Cluster) -> Cluster:
     """Return context and namespace of an entry: its own, or those that were looked up."""
-    found = _found.get(_key(cluster), {})
-    return {name: cluster[name] or found.get(name) for name in ("context", "namespace")}
+    current = _found.get(_key(cluster), {})
+    return {name: cluster[name] or current.get(name) for name in ("context", "namespace")}
 
 
 def look_up(cluster: Cluster) -> None:
@@ -44,8 +44,8 @@ def look_up(cluster: Cluster) -> None:
         done = LocalHost("kubectl", LocalHostConfig()).run(words, timeout=LOOKUP_TIMEOUT)
     except HostError:
         return
-    if done.returncode == 0 and (found := _described(done.stdout)):
-        _found[key] = found
+    if done.returncode == 0 and (current := _described(done.stdout)):
+        _found[key] = current
 
 
 def fleet_text(fleet: Fleet) -> str:
@@ -74,8 +74,8 @@ def _described(output: bytes) -> dict[str, str]:
     Nothing where it is another text.
     """
     try:
-        [each] = json.loads(output)["contexts"]
-        context = each["context"]
-        return {"context": str(each["name"]), "namespace": str(context.get("namespace") or "default")}
+        [entry] = json.loads(output)["contexts"]
+        context = entry["context"]
+        return {"context": str(entry["name"]), "namespace": str(context.get("namespace") or "default")}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}

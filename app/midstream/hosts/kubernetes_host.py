@@ -170,8 +170,8 @@ class KubernetesHost:
     def _inspect(self) -> None:
         """Find the home directory and the Python that runs `midstream_host`."""
         words = ["sh", "-c", INSPECT, "sh", self.config.python or "", self.config.root]
-        found = self.run(words, timeout=INSPECT_TIMEOUT)
-        lines = found.stdout.decode(errors="replace").splitlines()
+        done = self.run(words, timeout=INSPECT_TIMEOUT)
+        lines = done.stdout.decode(errors="replace").splitlines()
         if len(lines) < 2 or not lines[-2].startswith("/"):
             raise HostError(f"{self.name}: its container has no shell that works", "an image with sh and python3")
         home, self.remote_python = lines[-2:]

@@ -72,10 +72,10 @@ class ForkedChild:
         """Return the exit code. `subprocess.TimeoutExpired` after ``timeout`` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._code is None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             with self._reading:
                 if self._code is None:
-                    if not is_readable(self._status, left):
+                    if not is_readable(self._status, remaining):
                         raise subprocess.TimeoutExpired("a forked interpreter", timeout or 0.0)
                     self._read()
         return self._code
@@ -248,7 +248,7 @@ class _Server:
         self.owner = os.getpid()
         self._starting = threading.Lock()
         self._failure: str | None = None  # empty once it has started
-        places = {os.path.dirname(os.path.dirname(each.__file__ or "")) for each in (midstream, midstream_core)}
+        places = {os.path.dirname(os.path.dirname(package.__file__ or "")) for package in (midstream, midstream_core)}
         self._control, theirs = socket.socketpair()
         with theirs:
             arguments = [str(theirs.fileno()), BOOTSTRAP, ",".join(modules), *sorted(places)]

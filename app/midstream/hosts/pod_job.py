@@ -83,9 +83,9 @@ class PodJob:
         except BaseException as error:  # also an interrupt: the pods would not be used
             try:
                 self.delete(progress)
-            except (HostError, KeyboardInterrupt) as left:
+            except (HostError, KeyboardInterrupt) as remnant:
                 why = error.message if isinstance(error, HostError) else f"{self.path}: interrupted"
-                remains = left.message if isinstance(left, HostError) else "its deletion was interrupted"
+                remains = remnant.message if isinstance(remnant, HostError) else "its deletion was interrupted"
                 raise HostError(
                     f"{why}; its pods MAY STILL RUN ({remains})", f"midstream --delete {self.name} deletes it"
                 ) from error

@@ -63,8 +63,8 @@ class PreparedCalls:
         Idempotent.
         """
         with self._lock:
-            left, self._waiting = self._waiting, {}
-        close_opened(left.values())
+            unused, self._waiting = self._waiting, {}
+        close_opened(unused.values())
 
 
 def begin_open(open_process: Callable[[], Process]) -> Future[Process]:

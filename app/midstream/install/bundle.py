@@ -51,7 +51,7 @@ def build_bundle(directory: Path | None = None) -> Bundle:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(path for name in PACKAGES for path in (directory / name).rglob("*")):
             relative = path.relative_to(directory)
-            hidden = any(part.startswith(".") or part == "__pycache__" for part in relative.parts)
+            hidden = any(name.startswith(".") or name == "__pycache__" for name in relative.parts)
             if hidden or not path.is_file() or path.suffix == ".pyc":
                 continue
             member = tarfile.TarInfo(relative.as_posix())

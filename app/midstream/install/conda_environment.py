@@ -36,8 +36,8 @@ def find_tool(host: Host, config: HostConfig) -> CondaTool:
         RemoteError: The host's answer is impossible.
     """
     tool = host.call(conda_environments.find, timeout=SEARCH_TIMEOUT)(env=dict(config.env))
-    known = tool.path is None or (tool.kind in conda_environments.TOOLS and tool.version)
-    if not known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", tool.platform):
+    is_known = tool.path is None or (tool.kind in conda_environments.TOOLS and tool.version)
+    if not is_known or not re.fullmatch(r"[a-z]{1,16}-[A-Za-z0-9_]{1,32}", tool.platform):
         raise RemoteError(f"{host.name}: machine.conda_environments.find: an unknown tool or platform", "Answer", HINT)
     return tool
 
@@ -49,21 +49,21 @@ def list_for(host: str, platform: str, lists: str) -> CondaList:
         LaunchError: The lock has none, or is damaged.
     """
     try:
-        found = conda_lock.by_platform(lists)
+        by_platform = conda_lock.by_platform(lists)
     except UsageError as error:
         raise LaunchError(f"environment.conda: {error.message}", error.hint) from None
-    if platform not in found:
+    if platform not in by_platform:
         raise LaunchError(
-            f"{host} is {platform}, the lock of conda is for {', '.join(sorted(found))}",
+            f"{host} is {platform}, the lock of conda is for {', '.join(sorted(by_platform))}",
             f"conda-lock lock --platform {platform} (and those of the other hosts), then start the run from that lock",
             code=Exit.REFUSED,
         )
-    return found[platform]
+    return by_platform[platform]
 
 
-def described(found: CondaTool) -> str:
+def described(tool: CondaTool) -> str:
     """Return the tool in words."""
-    return f"{found.kind} {found.version}" if found.path else conda_environments.RATTLER
+    return f"{tool.kind} {tool.version}" if tool.path else conda_environments.RATTLER
 
 
 def build_conda_environment(host: Host, config: HostConfig, lists: str, report: Reporter) -> Environment:
@@ -76,12 +76,14 @@ def build_conda_environment(host: Host, config: HostConfig, lists: str, report: 
         LaunchError: The lock has no packages for the host's platform, or the environment cannot be created.
     """
     inside, image = buildable(host, config)
-    found = find_tool(inside, config)
-    listed = list_for(host.name, found.platform, lists)
-    name = environment_name(str(listed), "conda", found.platform, image)
+    host_tool = find_tool(inside, config)
+    listed = list_for(host.name, host_tool.platform, lists)
+    name = environment_name(str(listed), "conda", host_tool.platform, image)
     ready = inside.call(environments.ready)(root=host.root, name=name)
     if ready is None:
-        kind, tool, uv = (found.kind, found.path, None) if found.path else (conda_environments.RATTLER, None, None)
+        kind, tool, uv = (
+            (host_tool.kind, host_tool.path, None) if host_tool.path else (conda_environments.RATTLER, None, None)
+        )
         if tool is None:
             tool = _library(host, config, report)
         if listed.pip:

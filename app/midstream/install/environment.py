@@ -105,7 +105,7 @@ def prepare_environment(
         Cancelled: ``cancel`` was set.
     """
     if config.store:  # the name of a store may stand for either kind
-        schemes = [each for each in BUCKETS if config.store.startswith(each)] or list(BUCKETS)
+        schemes = [scheme for scheme in BUCKETS if config.store.startswith(scheme)] or list(BUCKETS)
         modules = [*modules, *(BUCKETS[scheme] for scheme in schemes)]
     if config.container is not None:
         ready = _in_image(host, config, config.container, modules, progress)
@@ -236,20 +236,20 @@ def find_python(host: Host, config: HostConfig, progress: Callable[[str], None] 
         bring_python(host, config.env, progress)
         host.close()
         host.connect()
-    found = _interpreters(host)
-    if found.python is None:
-        wanted = ".".join(map(str, MINIMUM))
-        lacks = f"{host.name} has only Python {found.newest}, and the engine needs {wanted} or newer"
+    interpreters = _interpreters(host)
+    if interpreters.python is None:
+        required = ".".join(map(str, MINIMUM))
+        lacks = f"{host.name} has only Python {interpreters.newest}, and the engine needs {required} or newer"
         try:
             brought = bring_python(host, config.env, progress)
         except LaunchError as error:
             raise LaunchError(f"{lacks}; {error.message}", error.hint) from error
-        found = _interpreters(host, [brought])
-        if found.python is None:
+        interpreters = _interpreters(host, [brought])
+        if interpreters.python is None:
             raise LaunchError(lacks, f"python: for {host.name} in the fleet file names another")
-    assert found.version is not None
-    assert found.machine is not None
-    return UsablePython(found.python, found.version, found.machine, found.uv)
+    assert interpreters.version is not None
+    assert interpreters.machine is not None
+    return UsablePython(interpreters.python, interpreters.version, interpreters.machine, interpreters.uv)
 
 
 def _interpreters(host: Host, also: Sequence[str] = ()) -> environments.Interpreters:

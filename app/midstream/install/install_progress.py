@@ -82,16 +82,16 @@ class InstallProgress:
         total = sum(self._sizes.values())
         done = sum(self._sizes.get(name, 0) for name in self._done)
         now = self._clock()
-        left = None
+        seconds = None
         unpack = total / UNPACK_RATE
         if self._unpacking_since is not None:
-            done, left = total, unpack - (now - self._unpacking_since)
+            done, seconds = total, unpack - (now - self._unpacking_since)
         elif total and done >= LEAST_SHARE * total:
-            left = (now - self._began) * (total - done) / done + unpack
+            seconds = (now - self._began) * (total - done) / done + unpack
         current = next((name for name in reversed(self._begun) if name not in self._done), "")
         unpacking = self._unpacking_since is not None
-        left = left if left is not None and left > 0 else None
-        return InstallState(len(self._sizes), total, done, current, bool(self._begun) or unpacking, unpacking, left)
+        seconds = seconds if seconds is not None and seconds > 0 else None
+        return InstallState(len(self._sizes), total, done, current, bool(self._begun) or unpacking, unpacking, seconds)
 
     def read(self, line: str) -> bool:
         """Read a line of the installer's output. Return whether it changed the state."""
@@ -116,11 +116,11 @@ class InstallProgress:
 
 def wheel_sizes(lock: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return bytes by name of the packages a lock pins for Linux; 0 where unknown."""
-    found: dict[str, int] = {}
+    sizes_by_name: dict[str, int] = {}
     for name, version, marker in _PIN.findall(lock):
         if not _FOREIGN.search(marker):
-            found.setdefault(normalized(name), sizes.get(f"{name}=={version}", 0))
-    return found
+            sizes_by_name.setdefault(normalized(name), sizes.get(f"{name}=={version}", 0))
+    return sizes_by_name
 
 
 def read_sizes(path: Path) -> dict[str, int]:

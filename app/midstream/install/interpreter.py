@@ -75,11 +75,11 @@ def python_build(machine: str, pins: JsonObject | None = None) -> PythonBuild:
     Raises:
         LaunchError: There is none.
     """
-    known: Mapping[str, Any] = pins or json.loads(shipped("locks/python.json").read_text(encoding="utf-8"))
-    build = known["builds"].get(machine)
+    pinned: Mapping[str, Any] = pins or json.loads(shipped("locks/python.json").read_text(encoding="utf-8"))
+    build = pinned["builds"].get(machine)
     if build is None:
         raise LaunchError(f"there is no Python build for {machine}", "python: in the fleet file names an interpreter")
-    return PythonBuild(known["version"], machine, build["file"], build["sha256"], known["mirror"])
+    return PythonBuild(pinned["version"], machine, build["file"], build["sha256"], pinned["mirror"])
 
 
 def _ignore(line: str) -> None:
@@ -165,10 +165,10 @@ def python_tarball(build: PythonBuild) -> Path:
 
 
 def _remove_abandoned(path: Path) -> None:
-    for part in path.parent.glob(f"{path.name}.part-*"):
+    for partial in path.parent.glob(f"{path.name}.part-*"):
         with contextlib.suppress(OSError):  # another process removes it too
-            if time.time() - part.stat().st_mtime > ABANDONED_AFTER:
-                part.unlink()
+            if time.time() - partial.stat().st_mtime > ABANDONED_AFTER:
+                partial.unlink()
 
 
 def _sha256(path: Path) -> str:

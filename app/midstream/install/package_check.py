@@ -72,13 +72,13 @@ def fault_of(host: Host, answer: environments.CommandResult) -> str:
     """Return what `package_fault` returns, from the answer of `import_packages`."""
     if answer.code:
         return answer.error or f"ends with {answer.code}"
-    found = _imported(host, answer.output)
-    if tuple(found.version) < MINIMUM:
-        version, minimum = (".".join(map(str, each)) for each in (found.version, MINIMUM))
+    imported = _imported(host, answer.output)
+    if tuple(imported.version) < MINIMUM:
+        version, minimum = (".".join(map(str, numbers)) for numbers in (imported.version, MINIMUM))
         return f"is Python {version}, the engine needs {minimum} or newer"
-    if found.missing:
-        names = ", ".join(name for name, _ in found.missing)
-        return f"cannot import {names} ({found.missing[0][1]})"
+    if imported.missing:
+        names = ", ".join(name for name, _ in imported.missing)
+        return f"cannot import {names} ({imported.missing[0][1]})"
     return ""
 
 

@@ -69,5 +69,5 @@ def reporter_of(say: Callable[[str], None] | None) -> Reporter:
 
 def state_line(what: str, state: str, seconds_left: float | None) -> str:
     """Return one line: ``lab: downloading ..., about 12s left``."""
-    left = "" if seconds_left is None else f", about {estimate(seconds_left)} left"
-    return f"{what}: {state}{left}"
+    eta = "" if seconds_left is None else f", about {estimate(seconds_left)} left"
+    return f"{what}: {state}{eta}"

@@ -70,7 +70,7 @@ def _cuda(host: str, kind: str, driver: str, compute: list[str]) -> Variant:
             f"{host}: the driver {driver} of {kind} is too old: jax needs {CUDA12_DRIVER[0]} or newer",
             "install a newer NVIDIA driver; `variant: cpu` in the fleet file does without the GPUs",
         )
-    capable = all(_numbers(each) >= CUDA13_COMPUTE for each in compute) and bool(compute)
+    capable = all(_numbers(capability) >= CUDA13_COMPUTE for capability in compute) and bool(compute)
     if version >= CUDA13_DRIVER and capable:
         return Variant("cuda13", f"{kind}, driver {driver}")
     why = f"driver {driver}" if version < CUDA13_DRIVER else f"compute capability {min(compute, default='unknown')}"
@@ -79,4 +79,4 @@ def _cuda(host: str, kind: str, driver: str, compute: list[str]) -> Variant:
 
 def _numbers(version: str) -> tuple[int, ...]:
     parts = version.split(".")
-    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else ()
+    return tuple(int(number) for number in parts) if all(number.isdecimal() for number in parts) else ()

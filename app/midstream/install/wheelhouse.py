@@ -26,8 +26,8 @@ def glibc_version(libc: str) -> tuple[int, int] | None:
 
     None for another C library or an unknown version.
     """
-    found = re.fullmatch(r"glibc (\d{1,4})\.(\d{1,4})(\.\d+)*", libc, re.ASCII)
-    return (int(found[1]), int(found[2])) if found else None
+    matched = re.fullmatch(r"glibc (\d{1,4})\.(\d{1,4})(\.\d+)*", libc, re.ASCII)
+    return (int(matched[1]), int(matched[2])) if matched else None
 
 
 def collect_wheels(

@@ -33,13 +33,13 @@ class JsonEvent:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields that apply, without the name of the event."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, value in vars(self).items():
             if name == VALUES:
-                found |= value
+                values |= value
             elif value is not None or not hasattr(type(self), name):
-                found[name.rstrip("_")] = value
-        return found
+                values[name.rstrip("_")] = value
+        return values
 
     def to_json(self) -> dict[str, Any]:
         """Return the line's object."""

@@ -44,6 +44,8 @@ class AdoptResult(ResultEvent, of=("--adopt",)):
 
 class InitRunResult(ResultEvent, of=("--init-run",)):
     file: Annotated[str, "the run file that was written"]
+    inferred: Annotated[Sequence[str], "what was inferred, and from what, one line each"]
+    missing: Annotated[Sequence[str], "what was not inferred and has to be filled in, one line each"]
 
 
 class StopResult(ResultEvent, of=("--stop",)):
@@ -105,6 +107,17 @@ class VerifyResult(ResultEvent, of=("--verify",)):
     problems: Annotated[Sequence[Sequence[str]], "pairs of path and what is wrong"]
 
 
+class ReshardResult(ResultEvent, of=("--reshard",)):
+    checkpoint: Annotated[str, "the directory that was written, for load_checkpoint"]
+    step: Annotated[int | None, "the checkpoint's step"]
+    ranks_before: Annotated[int, "data-parallel processes that saved it"]
+    ranks: Annotated[int, "data-parallel processes that load it"]
+    files: Annotated[int, "number of files"]
+    bytes: Annotated[int, "bytes"]
+    digests: Annotated[Mapping[str, str], "SHA-256 of each kind of number, equal before and after"]
+    continued: Annotated[int, "files that an ended command had written"]
+
+
 class RecheckResult(ResultEvent, of=("--verify",)):
     migration: Annotated[str, MIGRATION]
     run: Annotated[str, RUN]
@@ -116,6 +129,21 @@ class DiffResult(ResultEvent, of=("--diff",)):
     root_digests: Annotated[Sequence[str], "of both"]
     checkpoints: Annotated[Sequence[str], "names of both"]
     differences: Annotated[Sequence[Mapping[str, object]], "arrays that differ"]
+
+
+class ReportResult(ResultEvent, of=("--report",)):
+    run: Annotated[str, RUN]
+    file: Annotated[str, "the page that was written"]
+    migrations: Annotated[int, "number of migrations in it"]
+    not_known: Annotated[Sequence[str], "what could not be read, one line each"]
+
+
+class ExportResult(ResultEvent, of=("--export",)):
+    run: Annotated[str, RUN]
+    checkpoint: Annotated[str, "the checkpoint"]
+    format: Annotated[str, "the format"]
+    host: Annotated[str, HOST]
+    path: Annotated[str, "the directory on that host"]
 
 
 class FollowResult(ResultEvent, of=("--log",)):

@@ -103,7 +103,7 @@ def world_flags(
     """
     started = [process.distributed.get("WORLD_SIZE", "") for process in processes if process.pid != launcher.pid]
     own = [launcher.distributed.get(name, "") for name in ("WORLD_SIZE", "NPROC_PER_NODE")]
-    size = int(next((each for each in (*started, *own) if each.isdecimal() and int(each)), "0"))
+    size = int(next((number for number in (*started, *own) if number.isdecimal() and int(number)), "0"))
     visible = visible_devices(launcher.distributed)
     seen = stated or (devices if visible is None else max(1, min(devices, len(visible))))
     return ("--devices", str(size if size > 1 else seen), "--processes", str(size or 1))

@@ -39,9 +39,9 @@ def ranks_of(hosts: HostPool, host: str, run_id: str, number: int) -> tuple[Rank
         UsageError: The fleet file lacks a host of the attempt.
     """
     machine = hosts.get(host)
-    found = look(machine, run_id, number)
-    if found.group:
-        return tuple(Rank(process, name) for process, name in enumerate(found.group))
+    view = look(machine, run_id, number)
+    if view.group:
+        return tuple(Rank(process, name) for process, name in enumerate(view.group))
     return (Rank(ANY, host),)
 
 
@@ -84,21 +84,21 @@ def look_at_ranks(hosts: HostPool, ranks: Sequence[Rank], run_id: str, number: i
         try:
             host.connect()
             began = time.time()
-            found = look(host, run_id, number)
+            attempt = look(host, run_id, number)
         except HostError as error:
             return [RankView(rank.process, rank.host, problem=error.message)]
-        skew = found.now - (began + time.time()) / 2
-        mine = [process for process in found.processes if rank.process in (ANY, process.process)]
-        return [_view(Rank(each.process, rank.host), each, skew) for each in mine] or [
+        skew = attempt.now - (began + time.time()) / 2
+        mine = [process for process in attempt.processes if rank.process in (ANY, process.process)]
+        return [_view(Rank(process.process, rank.host), process, skew) for process in mine] or [
             RankView(rank.process, rank.host)
         ]
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        return [each for views in pool.map(view, ranks) for each in views]
+        return [view for views in pool.map(view, ranks) for view in views]
 
 
-def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
-    status, ended = found.status, found.exit
+def _view(rank: Rank, process: attempt_view.ProcessView, skew: float) -> RankView:
+    status, ended = process.status, process.exit
     unreachable = max(0.0, time.time() + skew - status.heartbeat) if status else 0.0
     if ended is not None:
         unreachable = max(0.0, ended.time - ended.heartbeat) if ended.heartbeat else 0.0
@@ -106,14 +106,14 @@ def _view(rank: Rank, found: attempt_view.ProcessView, skew: float) -> RankView:
         rank.process,
         rank.host,
         status,
-        found.running,
-        found.supervised,
+        process.running,
+        process.supervised,
         ended,
-        tuple(found.log),
+        tuple(process.log),
         unreachable,
         ended.time - skew if ended else None,
-        job=f"job {found.job.job} ({found.job.state})" if found.job else "",
-        job_unknown=found.job is not None and found.job.state == UNKNOWN,
+        job=f"job {process.job.job} ({process.job.state})" if process.job else "",
+        job_unknown=process.job is not None and process.job.state == UNKNOWN,
     )
 
 
@@ -182,21 +182,21 @@ def wait_ranks(
     deadline, unreachable = Deadline(timeout, RECONNECT_STEP), Deadline(UNREACHABLE_TIMEOUT, RECONNECT_STEP)
     what = f"attempt {number} of {run_id}"
     while True:
-        found = look_at_ranks(hosts, ranks, run_id, number)
+        views = look_at_ranks(hosts, ranks, run_id, number)
         if observe is not None:
-            observe(found)
-        message = verdict(found)
+            observe(views)
+        message = verdict(views)
         if message:
             kill_ranks(hosts, ranks, run_id, number)
-            failure = first_failure(found)
-            killed = "; the others were killed" if len(found) > 1 else ""
+            failure = first_failure(views)
+            killed = "; the others were killed" if len(views) > 1 else ""
             raise LaunchError(f"{what}: {message}{killed}", "its log is on that host", failure.log if failure else ())
-        if all(rank.status is not None and rank.status.state in states for rank in found):
-            return found
-        early = next((rank for rank in found if rank.status and rank.status.state in records.ENDED), None)
-        if early is not None and not any(rank.running or rank.problem for rank in found):
+        if all(rank.status is not None and rank.status.state in states for rank in views):
+            return views
+        early = next((rank for rank in views if rank.status and rank.status.state in records.ENDED), None)
+        if early is not None and not any(rank.running or rank.problem for rank in views):
             raise LaunchError(f"{what} ended: {early.name} is {early.state}", log=early.log)
-        lost = next((rank for rank in found if rank.problem), None)
+        lost = next((rank for rank in views if rank.problem), None)
         if lost is not None:
             deadline.skip()
             if unreachable.count():
@@ -207,7 +207,7 @@ def wait_ranks(
         if deadline.reached:
             late = ", ".join(
                 f"{rank.name} {rank.problem or 'is ' + rank.state}"
-                for rank in found
+                for rank in views
                 if rank.status is None or rank.status.state not in states
             )
             raise NotYetError(f"{what}: not {' or '.join(sorted(states))} after {timeout:.0f} s: {late}")
@@ -250,11 +250,11 @@ def stop_ranks(
             raise NotStartedError(f"{job} of {run_id} is cancelled: its engine had not started")
     unheeded: list[RankView] = []
 
-    def repeat(found: Sequence[RankView]) -> None:
-        request.repeat(found)
-        unheeded[:] = request.unheeded(found)
+    def repeat(views: Sequence[RankView]) -> None:
+        request.repeat(views)
+        unheeded[:] = request.unheeded(views)
         if observe is not None:
-            observe(found)
+            observe(views)
 
     try:
         ended = wait_ranks(hosts, ranks, run_id, number, records.ENDED, timeout, repeat)
@@ -307,8 +307,8 @@ def wait_ranks_exited(
     """
     deadline = Deadline(timeout, RECONNECT_STEP)
     while True:
-        found = look_at_ranks(hosts, ranks, run_id, number)
-        remaining = [rank for rank in found if rank.running or rank.supervised]
+        views = look_at_ranks(hosts, ranks, run_id, number)
+        remaining = [rank for rank in views if rank.running or rank.supervised]
         if not remaining:
             return
         if deadline.count():
@@ -327,7 +327,7 @@ def wait_exited(host: Host, run_id: str, attempt: int) -> None:
         HostError: The host does not answer.
     """
     deadline = Deadline(EXIT_TIMEOUT, RECONNECT_STEP)
-    while (found := look(host, run_id, attempt)).running or any(process.supervised for process in found.processes):
+    while (view := look(host, run_id, attempt)).running or any(process.supervised for process in view.processes):
         if deadline.count():
             raise LaunchError(
                 f"attempt {attempt} of {run_id} on {host.name} does not end", "check the processes of the host"

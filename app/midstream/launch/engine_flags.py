@@ -5,6 +5,7 @@ The app looks for a run in the directory of its id under its host's root, so tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from midstream.errors import UsageError
@@ -59,15 +60,16 @@ def named_run(run_id: str | None, words: Sequence[str]) -> str | None:
         raise UsageError(str(error)) from None
 
 
-def keep_name(run_id: str, words: Sequence[str]) -> None:
-    """Refuse engine flags that name another run, or a root, for a run that moves.
+def checked_flags(run_id: str, words: Sequence[str]) -> dict[str, str]:
+    """Parse the engine flags for a run that moves.
 
     Raises:
-        UsageError: They do.
+        UsageError: They name another run, or a root.
     """
     given = named_run(None, words)
     if given not in (None, run_id):
         raise UsageError(f"--{ID} {given}: run {run_id} keeps its id", f"leave --{ID} out")
+    return engine_flags(words)
 
 
 def without_id(words: Sequence[str]) -> tuple[str, ...]:
@@ -76,9 +78,7 @@ def without_id(words: Sequence[str]) -> tuple[str, ...]:
     pending = iter(words)
     for word in pending:
         name, equals, _ = word.partition("=")
-        value = (
-            [] if equals or not word.startswith("--") else [each for each in (next(pending, None),) if each is not None]
-        )
+        value = [] if equals or not word.startswith("--") else list(itertools.islice(pending, 1))
         if name != f"--{ID}":
             kept += [word, *value]
     return tuple(kept)

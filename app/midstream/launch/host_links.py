@@ -107,14 +107,14 @@ def try_links(listener: LinkListener, others: Sequence[Host]) -> list[HostLink]:
     """Connect from all of ``others`` to the listener concurrently."""
 
     def reach(other: Host) -> HostLink:
-        found = other.call(network.reach, timeout=REACH_TIMEOUT)(
+        attempts = other.call(network.reach, timeout=REACH_TIMEOUT)(
             candidates=list(listener.addresses), port=listener.port, token=listener.token
         )
         for address in listener.addresses:
-            answer = found.get(address)  # a host may leave one out
+            answer = attempts.get(address)  # a host may leave one out
             if answer is not None and answer.seconds is not None:
                 return HostLink(other.name, listener.host, address, answer.seconds)
-        return HostLink(other.name, listener.host, tried={key: value.error for key, value in found.items()})
+        return HostLink(other.name, listener.host, tried={key: value.error for key, value in attempts.items()})
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         return list(pool.map(reach, others))
@@ -215,14 +215,14 @@ def group_by_file_system(hosts: Sequence[Host]) -> list[list[Host]]:
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         try:
             list(pool.map(put, hosts))
-            found: list[list[Host]] = []
+            groups: list[list[Host]] = []
             for host, sees in zip(hosts, pool.map(seen, hosts), strict=True):
-                group = next((each for each in found if tokens[each[0].name] in sees), None)
+                group = next((group for group in groups if tokens[group[0].name] in sees), None)
                 if group is None:
-                    found.append([host])
+                    groups.append([host])
                 else:
                     group.append(host)
-            return found
+            return groups
         finally:
             list(pool.map(take, hosts))
 

@@ -65,13 +65,13 @@ def read_inputs(config: str | Path, overrides: Sequence[str] = ()) -> RunInputs:
     """
     done = _read(config_path(config), overrides)
     if done.returncode == records.EXIT_DONE:
-        found: Any = json.loads(done.stdout)
+        inputs: Any = json.loads(done.stdout)
         return RunInputs(
-            found["tokenizer"],
-            found["eos_token"],
-            found["cache_dir"] or "",
-            tuple(cast("list[dict[str, Any]]", found["texts"])),
-            found["packages"],
+            inputs["tokenizer"],
+            inputs["eos_token"],
+            inputs["cache_dir"] or "",
+            tuple(cast("list[dict[str, Any]]", inputs["texts"])),
+            inputs["packages"],
         )
     raise _refusal(done)
 
@@ -152,19 +152,19 @@ def check_inputs(
         if not host.remote_python:
             return [InputProblem("", "its tokenizer and data are not checked: it has no Python", "", False)]
         directory = records.RunPaths(host.root, run_id).dir
-        found = host.call(run_inputs.problems, timeout=HOST_TIMEOUT)(
+        problems = host.call(run_inputs.problems, timeout=HOST_TIMEOUT)(
             tokenizer=inputs.tokenizer,
             eos_token=inputs.eos_token,
             texts=inputs.texts,
             run_directory=directory,
             env=dict(config.env),
         )
-        return [*found, *_packages(host, config, inputs)]
+        return [*problems, *_packages(host, config, inputs)]
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         answers = list(pool.map(check, hosts, configs))
-    for host, found in zip(hosts, answers, strict=True):
-        for problem in found:
+    for host, problems in zip(hosts, answers, strict=True):
+        for problem in problems:
             cached = bool(inputs.cache_dir) and problem.field.endswith("_urls")
             where = f"{problem.field[:LONGEST_FIELD]} on {host.name}" if problem.field else host.name
             message = problem.message[:LONGEST_MESSAGE]

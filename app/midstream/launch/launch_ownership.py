@@ -58,6 +58,7 @@ class LaunchOwnership:
         reasons: What the user has to agree to, one line each.
         newest: The target's newest usable checkpoint.
         lost: All hosts of the signed owner answer, and none has anything of the run.
+        behind: Host of the owner with a fence from before its ownership, and what that fence shows; empty: none.
     """
 
     judgement: Judgement
@@ -65,12 +66,14 @@ class LaunchOwnership:
     reasons: tuple[str, ...] = ()
     newest: NewestCheckpoint = NO_CHECKPOINT
     lost: bool = False
+    behind: tuple[str, str] | tuple[()] = ()
 
     def refuse_other_owner(self, host: str) -> None:
         """Raise UsageError where ``host`` of the target is not proven to own the run.
 
         Raises:
-            UsageError: Another target owns the run, or its records are of an operator that is not named.
+            UsageError: Another target owns the run, its records are of an operator that is not named, or its fence is
+                an earlier copy: an engine would start under an ownership that has ended.
             MidstreamError: There are two signed histories, or what this machine remembers cannot be read.
         """
         judgement, head = self.judgement, self.judgement.head
@@ -79,14 +82,21 @@ class LaunchOwnership:
         if foreign := judgement.foreign(host):
             hint = FOREIGN_HINT.format(run_id=judgement.run_id, host=host)
             raise UsageError(f"{host}: {judgement.run_id}: {foreign}", hint)
+        if head is not None and head.owner == self.target and self.behind:
+            name, shown = self.behind
+            raise UsageError(
+                f"{name}: the fence of {judgement.run_id} is an earlier copy, restored perhaps ({shown}): "
+                f"{head.owner} has it by a signed record (ownership {head.epoch})",
+                f"midstream --repair {judgement.run_id} --on {name} shows what it would write, and from which evidence",
+            )
         if head is None or head.owner == self.target:
             return
         run_id, since = judgement.run_id, "" if head.step is None else f" since step {head.step}"
         raise UsageError(
             f"run {run_id} belongs to {head.owner}{since} by a signed record (ownership {head.epoch}), not to "
             f"{self.target}",
-            f"midstream --migrate {run_id} --to {self.target} migrates it here; where {head.owner} is lost for good, "
-            "with --source-lost; --run-id starts another run",
+            f"midstream --migrate {run_id} --to {self.target} migrates it here; if {head.owner} is certainly lost, "
+            f"midstream --migrate {run_id} --to {self.target} --source-lost; --run-id starts another run",
         )
 
     def require_consent(self, agreed: bool, say: Callable[[str], None]) -> None:
@@ -119,14 +129,14 @@ def judge_launch(
     """
     fleet = hosts.fleet
     shown = [
-        HostCopy(name, found.fence, found.ownership)
-        for name, found in copies
-        if found.attempts or found.fence is not None or found.ownership
+        HostCopy(name, run.fence, run.ownership)
+        for name, run in copies
+        if run.attempts or run.fence is not None or run.ownership
     ]
     damaged = damaged or {}
-    shown += [HostCopy(name, each.shown.fence, each.shown.ownership) for name, each in damaged.items()]
+    shown += [HostCopy(name, copy.shown.fence, copy.shown.ownership) for name, copy in damaged.items()]
     judgement = OwnerJudge(fleet).judge(run_id, shown)
-    here = [found for name, found in copies if name in target.hosts and found.attempts]
+    here = [run for name, run in copies if name in target.hosts and run.attempts]
     newest = _newest(fleet, hosts.get(target.hosts[0]), judgement, here) if here else NO_CHECKPOINT
     owner = judgement.head.owner if judgement.head is not None else target.name
     empty = {name for name, _ in copies} - {copy.host for copy in shown}
@@ -140,11 +150,21 @@ def judge_launch(
         *([_new_beside(judgement)] if lost else ()),
         *_unsigned(target, judgement, here),
     ]
-    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost)
+    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown))
+
+
+def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:
+    """Return the owner's first host with an earlier fence, and what that shows."""
+    epoch = 0 if judgement.head is None else judgement.head.epoch
+    for copy in copies:
+        fence = copy.fence
+        if fence is not None and copy.host in judgement.owner_hosts and 0 < fence.epoch < epoch:
+            return copy.host, f"ownership {fence.epoch}, {fence.owner}"
+    return ()
 
 
 def sign_launch(
-    run_id: str, target: str, fence: records.Fence, owned: LaunchOwnership, known: Sequence[RunDescription]
+    run_id: str, target: str, fence: records.Fence, owned: LaunchOwnership, runs: Sequence[RunDescription]
 ) -> records.OwnershipChain:
     """Return the signed records of a run that is started on ``target``.
 
@@ -153,14 +173,14 @@ def sign_launch(
     """
     judgement = owned.judgement
     chain = judgement.chain
-    exists = any(found.attempts for found in known)
+    exists = any(run.attempts for run in runs)
     if chain is None or not exists:
         consent = "a run without signed records was continued" if exists else ""
         chain = signed_chain.first_chain(run_id, target, fence, consent=consent, begun=judgement.begun)
     elif chain.head.epoch < fence.epoch:
         raise UsageError(
             f"run {run_id} was passed to {fence.owner} (ownership {fence.epoch}) without a signed record",
-            "midstream --continue, on the machine that started the migration, finishes it",
+            "midstream --continue MIGRATION, on the machine that started the migration, finishes it",
         )
     memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
     return chain
@@ -222,9 +242,9 @@ def _unreadable_owners(judgement: Judgement, damaged: Mapping[str, DamagedCopy])
         return []
     return [
         f"{name} has signed records of {judgement.run_id} that cannot be read, and this machine has not seen its owner "
-        f"before: they may name another one ({each.shown.problem})"
-        for name, each in damaged.items()
-        if each.shown.problem
+        f"before: they may name another one ({copy.shown.problem})"
+        for name, copy in damaged.items()
+        if copy.shown.problem
     ]
 
 
@@ -246,10 +266,11 @@ def _restored(
     if remembered is not None and remembered.step is not None and remembered.chain.head.key == head.key:
         shown = (newest.epoch, -1 if newest.step is None else newest.step)
         if shown < (remembered.epoch, remembered.step):
-            found = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
+            present = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
             reasons.append(
-                f"{target.name} shows {found} of {judgement.run_id}, and this machine has seen step {remembered.step} "
-                f"on {remembered.host}: the copy is an older one, restored perhaps, and later steps would be given up"
+                f"{target.name} shows {present} of {judgement.run_id}, and this machine has seen step "
+                f"{remembered.step} on {remembered.host}: the copy is an older one, restored perhaps, and later steps "
+                f"would be given up"
             )
     return reasons
 
@@ -271,7 +292,7 @@ def _past_in_bucket(
 
     An engine there would continue it, and end the engine that trains it.
     """
-    if not url or any(name in target.hosts and (found.attempts or found.fence) for name, found in copies):
+    if not url or any(name in target.hosts and (run.attempts or run.fence) for name, run in copies):
         return []
     try:
         bucket = BucketRun(url, run_id, access_for(fleet, url))
@@ -300,13 +321,13 @@ def _unsigned(target: Target, judgement: Judgement, here: Sequence[RunDescriptio
 
 def _newest(fleet: Fleet, host: Host, judgement: Judgement, here: Sequence[RunDescription]) -> NewestCheckpoint:
     """Return the newest usable checkpoint of a run, on its hosts or in its bucket."""
-    found = [(entry.epoch, entry.step) for each in here for entry in each.usable]
+    positions = [(entry.epoch, entry.step) for run in here for entry in run.usable]
     url, run_id = host.call(tree.store_of)(root=host.root, run_id=judgement.run_id), judgement.run_id
     if not url:
-        return NewestCheckpoint(*max(found, default=(0, None)))
+        return NewestCheckpoint(*max(positions, default=(0, None)))
     head, own = (
         judgement.head,
-        max(filter(None, (each.fence for each in here)), key=lambda one: one.order, default=None),
+        max(filter(None, (run.fence for run in here)), key=lambda fence: fence.order, default=None),
     )
     try:
         bucket = BucketRun(url, run_id, access_for(fleet, url))
@@ -315,6 +336,6 @@ def _newest(fleet: Fleet, host: Host, judgement: Judgement, here: Sequence[RunDe
         stored = bucket.checkpoints(accepted=accepted.accepts)
     except (MidstreamError, records.RecordError) as error:
         return NewestCheckpoint(problem=f"no checkpoint, as {url} cannot be read ({error}),")
-    found = [(each.epoch, each.step) for each in stored if each.complete and each.accepted]
+    positions = [(checkpoint.epoch, checkpoint.step) for checkpoint in stored if checkpoint.usable]
     shown = claim(bucket.url, fence, stored, accepted.proven, owner_line(head, host.name, own))
-    return NewestCheckpoint(*max(found, default=(0, None)), claim=shown)
+    return NewestCheckpoint(*max(positions, default=(0, None)), claim=shown)

@@ -56,7 +56,7 @@ class CheckedLaunch:
     replaces: bool
     overrides: tuple[str, ...]
     config_text: str | None
-    known: tuple[tuple[Host, run_state.RunDescription], ...]
+    member_runs: tuple[tuple[Host, run_state.RunDescription], ...]
     ownership: LaunchOwnership
     trainer: RunFile | None = None
 
@@ -84,11 +84,11 @@ def launch_run(
     checked.ownership.require_consent(request.agreed, say)
     chosen = checked.target
     prepared = prepare_target(hosts, chosen, say, checked.trainer)
-    fence = next((found.fence for _, found in checked.known if found.fence is not None), None)
+    fence = next((run.fence for _, run in checked.member_runs if run.fence is not None), None)
     fence = fence or records.first_fence(chosen.name)
-    chain = sign_launch(checked.run_id, chosen.name, fence, checked.ownership, [found for _, found in checked.known])
-    for host, found in checked.known:
-        if found.fence is None:
+    chain = sign_launch(checked.run_id, chosen.name, fence, checked.ownership, [run for _, run in checked.member_runs])
+    for host, run in checked.member_runs:
+        if run.fence is None:
             host.call(ownership.put_fence)(
                 root=host.root, run_id=checked.run_id, fence=fence.to_json(), chain=chain.to_json()
             )
@@ -132,19 +132,19 @@ def check_launch(
     overrides = without_id(overrides)
     run_id = _run_id(run_id, "{}" if trainer is not None else text or "{}", Path(config_path or "run"))
     members = [hosts.get(name) for name in chosen.hosts]
-    known = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
+    member_runs = tuple((host, host.call(run_state.describe)(root=host.root, run_id=run_id)) for host in members)
     others, unreachable = _others(hosts, chosen, run_id)
-    readable = [(name, found) for name, found in others.items() if not isinstance(found, DamagedCopy)]
-    damaged = {name: found for name, found in others.items() if isinstance(found, DamagedCopy)}
-    copies = [*((host.name, found) for host, found in known), *readable]
+    readable = [(name, run) for name, run in others.items() if not isinstance(run, DamagedCopy)]
+    damaged = {name: run for name, run in others.items() if isinstance(run, DamagedCopy)}
+    copies = [*((host.name, run) for host, run in member_runs), *readable]
     store = named_bucket(text, overrides) if trainer is None and text is not None else ""
     owned = judge_launch(hosts, chosen, run_id, copies, unreachable, damaged, store)
-    epoch = max(_check_startable(host.name, chosen.name, run_id, found, owned) for host, found in known)
+    epoch = max(_check_startable(host.name, chosen.name, run_id, run, owned) for host, run in member_runs)
     _check_elsewhere(others, chosen, run_id, epoch, owned)
     for name, error in unreachable.items() if not owned.reasons else ():
         say(f"{name} does not answer ({error}): it may have a run {run_id}")
-    exists = any(found.attempt for _, found in known)
-    trained = any(_has_trained(found) for _, found in known)
+    exists = any(run.attempt for _, run in member_runs)
+    trained = any(_has_trained(run) for _, run in member_runs)
     continues, replaces = exists and (trained or text is None), exists and not trained and text is not None
     if replaces:
         say(f"no attempt of {run_id} on {chosen.name} has trained: it starts with {config_path}")
@@ -155,7 +155,7 @@ def check_launch(
         trainer = trainer_config.trainer_on(members[0], run_id)
         if trainer is not None:
             check_group(trainer, chosen)
-            before = _devices_before([found for _, found in known]) if trained else 0
+            before = _devices_before([run for _, run in member_runs]) if trained else 0
             configs = [fleet.hosts[host.name] for host in members]
             overrides = trainer_config.driver_flags(trainer, members, configs, before)
     elif trainer is not None:
@@ -180,7 +180,9 @@ def check_launch(
         list_for(host.name, find_tool(host, fleet.hosts[host.name]).platform, conda)
     for host in members:
         read_secrets(host.name, fleet.hosts[host.name])  # one that is missing is reported before the installation
-    return CheckedLaunch(run_id, chosen, epoch, continues, replaces, tuple(overrides), text, known, owned, trainer)
+    return CheckedLaunch(
+        run_id, chosen, epoch, continues, replaces, tuple(overrides), text, member_runs, owned, trainer
+    )
 
 
 def _refuse_other_config(host: Host, run_id: str, text: str, trainer: RunFile | None, given: str) -> None:
@@ -210,24 +212,24 @@ def _without_place(run: RunFile) -> RunFile:
     return replace(run, directory="", files_digest="")
 
 
-def _has_trained(known: run_state.RunDescription) -> bool:
+def _has_trained(run: run_state.RunDescription) -> bool:
     """Return whether an attempt has begun to train.
 
     An attempt that failed before has left nothing to continue.
     """
-    return known.lineage is not None or bool(known.checkpoints) or (known.status is not None and known.status.step > 0)
+    return run.lineage is not None or bool(run.checkpoints) or (run.status is not None and run.status.step > 0)
 
 
-def _devices_before(known: Sequence[run_state.RunDescription]) -> int:
+def _devices_before(runs: Sequence[run_state.RunDescription]) -> int:
     """Return how many devices a run has trained on; 0 where nothing shows it.
 
     The lineage has it. An attempt that failed before it trained has no status, or one without devices.
     """
-    for found in known:
-        entries = found.lineage.entries if found.lineage is not None else []
+    for run in runs:
+        entries = run.lineage.entries if run.lineage is not None else []
         if entries:
             return entries[-1].devices
-    return next((len(found.status.devices) for found in known if found.status is not None), 0)
+    return next((len(run.status.devices) for run in runs if run.status is not None), 0)
 
 
 def named_bucket(config: str, overrides: Sequence[str]) -> str:
@@ -282,11 +284,11 @@ def _others(
     others = [name for name in hosts.fleet.hosts if name not in target.hosts]
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         answers = list(pool.map(describe, others))
-    unreachable = {name: found.message for name, found in answers if isinstance(found, HostError)}
+    unreachable = {name: answer.message for name, answer in answers if isinstance(answer, HostError)}
     unreachable.update(
         {name: error.message for name, error in hosts.fleet.unavailable.items() if name not in target.hosts}
     )
-    return {name: found for name, found in answers if not isinstance(found, HostError)}, unreachable
+    return {name: answer for name, answer in answers if not isinstance(answer, HostError)}, unreachable
 
 
 def _check_elsewhere(
@@ -306,18 +308,18 @@ def _check_elsewhere(
         UsageError: Another host has the run.
         DamagedError: Another host has a damaged record of a run whose owner is not proven.
     """
-    for name, found in others.items():
+    for name, run in others.items():
         if owned.judgement.signed and not owned.judgement.is_believed(name):
             continue
-        if isinstance(found, DamagedCopy):
+        if isinstance(run, DamagedCopy):
             if owned.judgement.head is not None:
                 continue  # the signed records say who owns it, whatever is damaged there
-            raise found.error
-        fence = found.fence
+            raise run.error
+        fence = run.fence
         left_behind = owned.judgement.head is not None and fence is not None and fence.epoch < epoch
-        if found.running and not left_behind:  # what a former owner still runs is in no lineage
+        if run.running and not left_behind:  # what a former owner still runs is in no lineage
             raise UsageError(
-                f"run {run_id} is running on {name} (attempt {found.attempt})",
+                f"run {run_id} is running on {name} (attempt {run.attempt})",
                 f"midstream --stop {run_id} stops it; --migrate migrates it; --run-id starts another one",
             )
         if fence is not None and fence.epoch > epoch:
@@ -326,7 +328,7 @@ def _check_elsewhere(
                 f"midstream --migrate {run_id} --to {target.name} migrates it here",
             )
         # A copy of an earlier epoch is one that the run has left behind.
-        if fence is not None and fence.epoch == epoch and fence.owner != target.name and found.attempts:
+        if fence is not None and fence.epoch == epoch and fence.owner != target.name and run.attempts:
             raise UsageError(
                 f"{name} has a run {run_id} already, of {fence.owner} (ownership {fence.epoch})",
                 f"midstream --migrate {run_id} --to {target.name} migrates it; --run-id starts another one",
@@ -342,21 +344,19 @@ def _run_id(run_id: str | None, text: str, config: Path) -> str:
         raise UsageError(str(error)) from None
 
 
-def _check_startable(
-    host: str, target: str, run_id: str, known: run_state.RunDescription, owned: LaunchOwnership
-) -> int:
+def _check_startable(host: str, target: str, run_id: str, run: run_state.RunDescription, owned: LaunchOwnership) -> int:
     """Return the epoch under which the run may be started.
 
     Raises:
         UsageError: It may not be started.
     """
-    if known.running:
+    if run.running:
         raise UsageError(
-            f"run {run_id} is running on {host} (attempt {known.attempt})",
+            f"run {run_id} is running on {host} (attempt {run.attempt})",
             f"midstream --stop {run_id} stops it; --run-id starts another one",
         )
-    if known.fence is None:
-        if known.attempts:
+    if run.fence is None:
+        if run.attempts:
             raise UsageError(
                 f"run {run_id} on {host} has attempts and no fence: its owner is unknown",
                 f"midstream --repair {run_id} --on {host} shows what it would write; or choose another --run-id",
@@ -364,7 +364,7 @@ def _check_startable(
         if not owned.lost:
             owned.refuse_other_owner(host)
         return 1
-    fence = known.fence
+    fence = run.fence
     owned.refuse_other_owner(host)
     refuse_last(host, run_id, fence)
     if fence.owner != target:

@@ -35,11 +35,11 @@ def wait_for_lease(host: Host, run_id: str, say: Callable[[str], None], lease: f
     deadline = time.monotonic() + lease
     while time.monotonic() < deadline:
         time.sleep(LOOK_INTERVAL)
-        found = host.call(unknown_process.unknown_process)(root=host.root, run_id=run_id)
-        if found is None:
+        process = host.call(unknown_process.unknown_process)(root=host.root, run_id=run_id)
+        if process is None:
             return
-        if found.mark != first.mark:
+        if process.mark != first.mark:
             raise LaunchError(
-                f"attempt {found.attempt} of {run_id} runs on {where}: its files change",
+                f"attempt {process.attempt} of {run_id} runs on {where}: its files change",
                 f"midstream --stop {run_id}, or start it from the machine that it runs on",
             )

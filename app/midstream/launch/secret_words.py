@@ -37,7 +37,7 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
     A value counts as a secret by the name of its flag or variable, or by its own form. A longer word that contains one
     is replaced entirely.
     """
-    found: list[str] = []
+    names: list[str] = []
     values: dict[str, str] = {}  # secret -> its name
 
     def hidden(value: str, flag: str) -> str:
@@ -47,10 +47,10 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if value not in values:
             base = re.sub(r"[^A-Z0-9]+", "_", flag.upper()).strip("_") if named else form
             name, number = base if base[:1].isalpha() else f"SECRET_{base}", 2
-            while name in found:
+            while name in names:
                 name, number = f"{base}_{number}", number + 1
             values[value] = name
-            found.append(name)
+            names.append(name)
         return f"${values[value]}"
 
     shown: list[str] = []
@@ -62,7 +62,7 @@ def without_secrets(words: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             shown.append(hidden(word, flag))
         flag = word if _FLAG.fullmatch(word) else ""
-    return shown, found
+    return shown, names
 
 
 def _form_of(value: str) -> str:

@@ -73,9 +73,9 @@ def requested_devices(
         return RequestedDevices(nodes, processes, processes * config.devices, "cpu")
     per = {"gpus-per-node": nodes, "gres": nodes, "gpus-per-task": processes, "gpus": 1}
     for flag, factor in per.items():
-        found = _gpus(name, flag, flags[flag]) if flag in flags else None
-        if found is not None:
-            kind, number = found
+        gpus = _gpus(name, flag, flags[flag]) if flag in flags else None
+        if gpus is not None:
+            kind, number = gpus
             return RequestedDevices(nodes, processes, number * factor, kind)
     raise UsageError(
         f"target {name}: its flags of sbatch request no GPUs, so that its devices are not known before the job runs",
@@ -83,7 +83,7 @@ def requested_devices(
     )
 
 
-def device_kind(requested: RequestedDevices, found: slurm.Allocation | None) -> str:
+def device_kind(requested: RequestedDevices, allocation: slurm.Allocation | None) -> str:
     """Return the kind of the devices as their driver names it, as far as SLURM says.
 
     Empty: not known.
@@ -91,8 +91,12 @@ def device_kind(requested: RequestedDevices, found: slurm.Allocation | None) -> 
     The flags name it (``--gres=gpu:h100:8``), else the nodes that SLURM would allocate have GPUs of one type.
     """
     kind = requested.kind
-    if not kind and found is not None:
-        types = {match[1] for each in found.gres for match in re.finditer(r"gpu:([A-Za-z][\w.-]*)(?=[:(,]|$)", each)}
+    if not kind and allocation is not None:
+        types = {
+            match[1]
+            for resources in allocation.gres
+            for match in re.finditer(r"gpu:([A-Za-z][\w.-]*)(?=[:(,]|$)", resources)
+        }
         kind = types.pop() if len(types) == 1 else ""
     if kind in ("", "cpu"):
         return kind
@@ -100,16 +104,16 @@ def device_kind(requested: RequestedDevices, found: slurm.Allocation | None) -> 
     return words if words.startswith(("NVIDIA", "TESLA", "AMD")) else f"NVIDIA {words}"
 
 
-def time_limit(sbatch: Sequence[str], found: slurm.Allocation | None) -> float:
+def time_limit(sbatch: Sequence[str], allocation: slurm.Allocation | None) -> float:
     """Return the seconds of a job's time limit; 0: none, or not known.
 
     Args:
         sbatch: The target's flags of sbatch.
-        found: What SLURM would allocate, with the limit of its partition.
+        allocation: What SLURM would allocate, with the limit of its partition.
     """
     given = sbatch_flags(sbatch).get("time")
     if given is None:
-        return found.limit if found is not None else 0.0
+        return allocation.limit if allocation is not None else 0.0
     return seconds_of(given)
 
 
@@ -165,7 +169,7 @@ def _number(name: str, flag: str, flags: dict[str, str]) -> int | None:
 
 def _gpus(name: str, flag: str, value: str) -> tuple[str, int] | None:
     """Return type and number of the GPUs that a flag names; None for other resources."""
-    found: list[tuple[str, int]] = []
+    gpus: list[tuple[str, int]] = []
     for word in value.split(","):
         words = word.strip().split("/")[-1].split(":")
         if flag == "gres":
@@ -176,7 +180,7 @@ def _gpus(name: str, flag: str, value: str) -> tuple[str, int] | None:
         kind = ":".join(words[:-1] if words[-1].isdecimal() else words)
         if not 0 < int(number[:9]) <= LARGEST:
             raise UsageError(f"target {name}: --{flag}={value} requests no GPU", EXAMPLE)
-        found.append((kind, int(number[:9])))
-    if len({kind for kind, _ in found}) > 1:
+        gpus.append((kind, int(number[:9])))
+    if len({kind for kind, _ in gpus}) > 1:
         raise UsageError(f"target {name}: --{flag}={value} names several types of GPU", "one type: a mesh is of one")
-    return (found[0][0], sum(number for _, number in found)) if found else None
+    return (gpus[0][0], sum(number for _, number in gpus)) if gpus else None

@@ -210,14 +210,14 @@ def limit_signal(sbatch: Sequence[str]) -> str:
     return "USR1" if given.upper().removeprefix("SIG") in ("USR1", "10") else "TERM"
 
 
-def short_limit(sbatch: Sequence[str], found: Allocation | None) -> str:
+def short_limit(sbatch: Sequence[str], allocation: Allocation | None) -> str:
     """Return that a job's time limit leaves no time to train; empty where it does.
 
     Args:
         sbatch: The target's flags of sbatch.
-        found: What SLURM would allocate, with the limit of its partition; None: not known.
+        allocation: What SLURM would allocate, with the limit of its partition; None: not known.
     """
-    limit, saves = time_limit(sbatch, found), seconds_to_save(sbatch)
+    limit, saves = time_limit(sbatch, allocation), seconds_to_save(sbatch)
     if not limit or limit > saves + EARLY:
         return ""
     return (

@@ -86,24 +86,24 @@ class StopRequest:
             signal_ranks(self._hosts, self._ranks, self._run_id, self._number, "SIGTERM")
         self._sent()
 
-    def repeat(self, found: Sequence[RankView]) -> None:
+    def repeat(self, views: Sequence[RankView]) -> None:
         """Repeat it where it has had no effect for some time.
 
-        ``found``: the processes now.
+        ``views``: the processes now.
         """
         interval = REPEAT_INTERVALS[min(self.count, len(REPEAT_INTERVALS)) - 1]
         if time.monotonic() - self._last < interval:
             return
-        names = list(dict.fromkeys(rank.host for rank in self.unheeded(found)))
+        names = list(dict.fromkeys(rank.host for rank in self.unheeded(views)))
         if names:
             _on_each(lambda name: self._request(name, command=self._is_job), names)
             self._sent()
 
-    def unheeded(self, found: Sequence[RankView]) -> list[RankView]:
+    def unheeded(self, views: Sequence[RankView]) -> list[RankView]:
         """Return the processes that run and do not show that they have the request."""
         return [
             rank
-            for rank in found
+            for rank in views
             if rank.running
             and rank.status is not None
             and rank.status.state not in (records.STOPPING, *records.ENDED)

@@ -80,8 +80,8 @@ def driver_flags(
     if world.limited and not run.devices and _accelerators(hosts[0], configs[0]).tpus:  # nothing hides a TPU
         world = world_of(run, len(hosts), number)
     if trained_on:
-        each = max(1, trained_on // len(hosts))
-        before = World(len(hosts), each, processes=each if process_per_device(run) else 1)
+        devices = max(1, trained_on // len(hosts))
+        before = World(len(hosts), devices, processes=devices if process_per_device(run) else 1)
         changed = check_world(run, before, world)
         if changed:
             raise MidstreamError(changed, f"a host with {count(trained_on, 'device')}", Exit.REFUSED)
@@ -108,7 +108,7 @@ def _accelerators(host: Host, config: HostConfig) -> checks.AcceleratorKinds:
     return host.call(checks.accelerators, timeout=SEARCH_TIMEOUT)(visible=config.visible)
 
 
-def missing_gpu(config: HostConfig, found: checks.AcceleratorKinds) -> list[str]:
+def missing_gpu(config: HostConfig, kinds: checks.AcceleratorKinds) -> list[str]:
     """Return the first GPU of the fleet file that a host lacks; empty without one."""
     visible = config.visible or []
-    return visible[len(visible) - found.missing :][:1] if 0 < found.missing <= len(visible) else []
+    return visible[len(visible) - kinds.missing :][:1] if 0 < kinds.missing <= len(visible) else []

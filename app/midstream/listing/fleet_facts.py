@@ -97,7 +97,7 @@ def _values(config: Callable[[RunView], str], run: RunView, names: frozenset[str
     from midstream.watch import resolved_config
 
     try:
-        flat = resolved_config.flat(resolved_config.value_of(config(run)) or {})
+        flat = resolved_config.fields(config(run))
     except MidstreamError:
         return {}  # the cell stays empty: nothing is known
     found = ((name.lower(), value) for name, value in flat.items() if name.lower() in names)

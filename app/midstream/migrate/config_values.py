@@ -50,7 +50,9 @@ def check_values(config: JsonObject, where: str) -> None:
     """
     trainer, optimizer = section(config, "trainer"), section(config, "optimizer")
     expected = [
-        (f"{part}.{name}", section(config, part), _is_integer) for part, names in _INTEGERS.items() for name in names
+        (f"{section_name}.{name}", section(config, section_name), _is_integer)
+        for section_name, names in _INTEGERS.items()
+        for name in names
     ]
     expected += [("trainer.model_axis_size", trainer, _is_positive), ("trainer.train_batch_size", trainer, _is_batch)]
     expected += [(f"trainer.{name}", trainer, _is_names) for name in _AXES]
@@ -58,8 +60,8 @@ def check_values(config: JsonObject, where: str) -> None:
     expected += [("trainer.batch_axis", trainer, _is_text)]
     expected += [(f"optimizer.{name}", optimizer, _is_number) for name in _RATE]
     expected += [(f"optimizer.{name}", optimizer, _is_numbers) for name in _CYCLES]
-    for name, found, fits in expected:
-        value = found.get(name.partition(".")[2])
+    for name, values, fits in expected:
+        value = values.get(name.partition(".")[2])
         if value is not None and not fits(value):
             raise MidstreamError(
                 f"{where}: {name} is {shown(repr(value)[:100])}, which no run can have",
@@ -81,7 +83,7 @@ def _is_positive(value: JsonValue) -> bool:
 def _is_batch(value: JsonValue) -> bool:
     if not isinstance(value, list):
         return _is_positive(value)
-    entries = [object_or_empty(each) for each in value]
+    entries = [object_or_empty(entry) for entry in value]
     return bool(entries) and all(_is_integer(e.get("start"), 0) and _is_positive(e.get("value")) for e in entries)
 
 

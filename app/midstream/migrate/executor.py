@@ -17,6 +17,7 @@ from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal import migration_state, phase_names, stage_times
 from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import JournalError, outcome, read_events
+from midstream.migrate.journal_recovery import BEHIND, is_behind
 from midstream.migrate.phases import phases
 from midstream.migrate.phases.rollback import Rollback
 from midstream.migrate.steps.migration import (
@@ -76,6 +77,9 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
             # have lost the line that says it is certified.
             # So would it where this machine alone has failed: its full disk says nothing about the target.
             trains = phase_names.CERTIFY in done or (facts.reestablished_at is not None and facts.sealed is not None)
+            if not trains and is_behind(migration):  # a process with a copy of the journal has started the target
+                line = f"{message}; {BEHIND}; midstream --continue {migration.plan.migration} continues it from there"
+                return _result(migration, Exit.INTERRUPTED, migration_state.INTERRUPTED, line)
             if trains or (facts.relaunching and _is_of_this_machine(error)):
                 return _result(
                     migration,
@@ -243,9 +247,9 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
         return _result(migration, Exit.INTERRUPTED, migration_state.ROLLBACK_INCOMPLETE, line)
     migration.directory.withdraw_request()
     migration.journal.write("phase", phase=phase_names.ROLLBACK, state=phase_names.DONE)
-    message, left = why if code != Exit.DONE else "rolled back as requested", migration.journal.facts.not_running or ""
-    if left:
-        return _result(migration, Exit.NOT_RUNNING, migration_state.ROLLED_BACK, f"{message}; {left}")
+    message = why if code != Exit.DONE else "rolled back as requested"
+    if not_running := migration.journal.facts.not_running:
+        return _result(migration, Exit.NOT_RUNNING, migration_state.ROLLED_BACK, f"{message}; {not_running}")
     return _result(migration, code, migration_state.ROLLED_BACK, message)
 
 

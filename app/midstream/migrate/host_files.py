@@ -24,16 +24,16 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def newest_state(
-    source: Host, found: NewestState | None, run: RunView
+    source: Host, newest: NewestState | None, run: RunView
 ) -> tuple[str, records.Manifest | None, tuple[str, ...]]:
     """Return name, manifest and token caches of the newest complete checkpoint.
 
-    ``found`` is the store's answer (`CheckpointStore.newest_state`); without one the name is empty.
+    ``newest`` is the store's answer (`CheckpointStore.newest_state`); without one the name is empty.
     """
-    if found is None:
+    if newest is None:
         return "", None, tuple(run.status.data_digests) if run.status else ()
-    with _damage(f"{source.name}: {found.name}"):
-        return found.name, found.manifest, tuple(records.data_digests(found.train))
+    with _damage(f"{source.name}: {newest.name}"):
+        return newest.name, newest.manifest, tuple(records.data_digests(newest.train))
 
 
 def training_config(source: Host, run_id: str) -> dict[str, JsonValue]:
@@ -54,7 +54,9 @@ def _damage(where: str) -> Generator[None, None, None]:
     try:
         yield
     except records.RecordError as error:
-        raise DamagedError(f"{where}: {error}", "Damaged", "midstream --verify lists all damage there") from None
+        raise DamagedError(
+            f"{where}: {error}", "Damaged", "midstream --verify CHECKPOINT lists all damage there"
+        ) from None
 
 
 def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:
@@ -114,8 +116,8 @@ def hosts_without(hosts: Sequence[Host], digest: str) -> tuple[Host, ...]:
         return has_manifest(host, data_directory(host, digest))
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
-        found = pool.map(has, hosts)
-        return tuple(host for host, there in zip(hosts, found, strict=True) if not there)
+        presence = pool.map(has, hosts)
+        return tuple(host for host, there in zip(hosts, presence, strict=True) if not there)
 
 
 def missing_data(source: Host, hosts: Sequence[Host], digests: Sequence[str]) -> tuple[int, ...]:

@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 def target_of(fleet: Fleet, name: str, hosts: Sequence[str]) -> Target:
     """Return the fleet's target of that name with these hosts, else a target of them."""
-    known = fleet.target(name) if name in fleet.target_names and name not in fleet.unavailable else None
-    return known if known is not None and known.hosts == tuple(hosts) else Target(name, tuple(hosts))
+    target = fleet.target(name) if name in fleet.target_names and name not in fleet.unavailable else None
+    return target if target is not None and target.hosts == tuple(hosts) else Target(name, tuple(hosts))
 
 
 class HostGroup:
@@ -160,8 +160,8 @@ class HostGroup:
         """Return the run as on the first host; running if any process runs."""
         first, *others = self._call_all(run_state.describe)()
         first = self.with_stored_checkpoints(first)
-        attempts = {number for found in (first, *others) for number in found.attempts}
-        running = any(found.running for found in (first, *others))
+        attempts = {number for description in (first, *others) for number in description.attempts}
+        running = any(description.running for description in (first, *others))
         return replace(first, running=running, attempts=sorted(attempts))
 
     def with_stored_checkpoints(self, described: RunDescription) -> RunDescription:
@@ -170,12 +170,14 @@ class HostGroup:
 
     def attempt_of_migration(self, migration: str) -> MigrationAttempt | None:
         """Return the newest attempt of a migration; running if any of its processes is."""
-        found = [
-            each for each in self._call_all(run_state.attempt_of_migration)(migration=migration) if each is not None
+        attempts = [
+            attempt
+            for attempt in self._call_all(run_state.attempt_of_migration)(migration=migration)
+            if attempt is not None
         ]
-        newest = max((each.attempt for each in found), default=0)
-        same = [each for each in found if each.attempt == newest]
-        return replace(same[0], running=any(each.running for each in same)) if same else None
+        newest = max((attempt.attempt for attempt in attempts), default=0)
+        same = [attempt for attempt in attempts if attempt.attempt == newest]
+        return replace(same[0], running=any(attempt.running for attempt in same)) if same else None
 
     def running_attempt(self) -> int:
         """Return the attempt with a running process; 0 without one."""
@@ -225,16 +227,33 @@ class HostGroup:
         """
         return self._call_each(ownership.acquire)(migration=migration, epoch=epoch, owner=owner, seconds=seconds)
 
-    def release(self, migration: str) -> None:
-        """Release the migration lock and the pin."""
+    def release(self, migration: str, epoch: int, owner: str) -> None:
+        """Release the migration lock of a migration that is rolled back, and its pin."""
         self.checkpoint_store.unpin(migration)
-        self._call_each(ownership.release)(migration=migration)
+        self._call_each(ownership.release)(migration=migration, epoch=epoch, owner=owner)
 
-    def put_fence(self, fence: records.Fence, migration: str, chain: records.OwnershipChain | None = None) -> None:
-        """Write the fence on every run host, after the signed records that prove it."""
-        self._call_each(ownership.put_fence)(
-            fence=fence.to_json(), migration=migration, chain=None if chain is None else chain.to_json()
-        )
+    def put_fence(
+        self,
+        fence: records.Fence,
+        migration: str,
+        chain: records.OwnershipChain | None = None,
+        process: str | None = None,
+    ) -> None:
+        """Write the fence on every run host, after the signed records that prove it; on the first host last.
+
+        ``process``: as of `ownership.put_fence`. The first host's permission to start a target counts.
+        """
+        text = None if chain is None else chain.to_json()
+        first, *others = self.run_hosts
+        for host in (*others, first):
+            host.call(ownership.put_fence)(
+                root=host.root,
+                run_id=self.run_id,
+                fence=fence.to_json(),
+                migration=migration,
+                chain=text,
+                process=process if host is first else None,
+            )
 
     def seal(self, migration: str, epoch: int, owner: str, step: int) -> None:
         """Seal a stopped run on every run host."""
@@ -269,13 +288,13 @@ class HostGroup:
         def end(host: Host) -> list[int]:
             return host.call(processes.end)(host.root, self.run_id, attempt=attempt)
 
-        left = [
-            pid for found in self._each(end, self.members) for pid in found
+        pids = [
+            pid for ended in self._each(end, self.members) for pid in ended
         ]  # one directory, but each its processes
-        if left:
+        if pids:
             raise LaunchError(
                 f"attempt {attempt} of {self.run_id} on {self.target.name}: processes "
-                f"{', '.join(map(str, left))} of {self.trainer.trainer} do not end",
+                f"{', '.join(map(str, pids))} of {self.trainer.trainer} do not end",
                 "check the processes of the host",
             )
 

@@ -80,20 +80,22 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
             "and this migration does not have it",
             "midstream --status shows where it is",
         )
-    found = Facts()
+    restored = Facts()
     begun = ours and fence.epoch >= plan.epoch
     if begun:  # the source's fence says that it is sealed: the target may have started since
-        found = replace(found, owner_before=plan.route.source_target or plan.source, relaunching=True)
+        restored = replace(restored, owner_before=plan.route.source_target or plan.source, relaunching=True)
     if ours:
-        found = found.updated(_stop_facts(migration))
+        restored = restored.updated(_stop_facts(migration))
     sealed = facts.sealed or (sealed_already(migration) if ours else None)
-    found = replace(found, sealed=sealed).updated(_target_facts(migration, sealed is not None, rollback))
-    lost = found.without(facts)
-    known = facts.updated(lost)
-    crosses = known.takeover_step or known.rehearsal
+    restored = replace(restored, sealed=sealed).updated(_target_facts(migration, sealed is not None, rollback))
+    lost = restored.without(facts)
+    complete = facts.updated(lost)
+    crosses = complete.takeover_step or complete.rehearsal
     if mode_of(plan.mode).replays and sealed is None and not crosses:
         lost = replace(lost, fallback_reason=why)
-    _journal_evident_phases(migration, sealed is not None, known.target_attempt is not None)
+    if mode_of(plan.mode).replays and sealed is not None:
+        lost = lost.updated(_promotion(migration))
+    _journal_evident_phases(migration, sealed is not None, complete.target_attempt is not None)
     if ours and fence.epoch > plan.epoch and not _has_phase_event(migration, ROLLBACK, STARTED):
         migration.journal.write(
             "phase", phase=ROLLBACK, state=STARTED, message="a rollback was in progress", exit_code=1
@@ -146,6 +148,22 @@ def _target_facts(migration: Migration, sealed: bool, rollback: bool) -> Facts:
         if command.checkpoint and command.root_digest and command.step is not None:
             facts = replace(facts, rehearsal=StartingPoint(command.checkpoint, command.step, command.root_digest))
     return facts
+
+
+def _promotion(migration: Migration) -> Facts:
+    """Return facts of a replica that has taken the run over, by its command."""
+    try:
+        newest = migration.target_group.attempt_of_migration(migration.plan.migration)
+        ending = _newest_command(migration, migration.target_group, (records.PROMOTE, records.RESTORE))
+    except HostError:
+        return Facts()
+    status = newest.status if newest is not None else None
+    if newest is None or status is None or ending is None or status.epoch != migration.plan.epoch:
+        return Facts()
+    number, command = ending
+    if number != newest.attempt or command.action != records.PROMOTE or status.acknowledged < command.sequence:
+        return Facts()
+    return Facts(takeover_step=command.step, fallback_reason="", standby_attempt=number)
 
 
 def _newest_command(

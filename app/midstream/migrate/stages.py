@@ -50,15 +50,15 @@ def total_text(durations: Durations) -> str:
 
     Examples: ``about 3m20``, ``at least 1m05, with install unknown``, ``unknown``.
     """
-    unknown, known = unknown_stages(durations), known_seconds(durations)
+    unknown, seconds = unknown_stages(durations), known_seconds(durations)
     if not unknown:
-        return f"about {shown(known)}"
-    if known < SHORT:
+        return f"about {shown(seconds)}"
+    if seconds < SHORT:
         return "unknown"
-    return f"at least {shown(known)}, with {', '.join(unknown)} unknown"
+    return f"at least {shown(seconds)}, with {', '.join(unknown)} unknown"
 
 
 def stages_text(durations: Durations) -> str:
     """Return the known stages: ``install 1m30, compile 35s``."""
-    known = {name: seconds for name, seconds in durations.items() if seconds is not None and seconds >= SHORT}
-    return ", ".join(f"{name} {shown(seconds)}" for name, seconds in known.items())
+    stages = {name: seconds for name, seconds in durations.items() if seconds is not None and seconds >= SHORT}
+    return ", ".join(f"{name} {shown(seconds)}" for name, seconds in stages.items())

@@ -157,7 +157,7 @@ def import_run(hosts: HostPool, request: ImportRequest, say: Callable[[str], Non
     command = in_container(config.container, command, root=host.root, variables=env)
     process = host.open(with_setup(command, config.setup), env=env)
     try:
-        code = _follow(process, say)
+        code = follow_converter(process, say)
         messages = process.stderr_text().strip().splitlines()
     finally:
         process.close()
@@ -168,7 +168,7 @@ def import_run(hosts: HostPool, request: ImportRequest, say: Callable[[str], Non
     return ImportedRun(run_id, source.host)
 
 
-def _follow(process: Process, say: Callable[[str], None]) -> int:
+def follow_converter(process: Process, say: Callable[[str], None]) -> int:
     """Report the converter's messages until it exits. Return its exit code."""
     reported = 0
     while True:

@@ -45,9 +45,9 @@ class Remembered(records.JsonRecord):
 
     @classmethod
     def from_checked(cls, value: Any) -> Remembered:
-        found = super().from_checked(value)
+        checked = super().from_checked(value)
         chain = records.OwnershipChain.from_json(value["chain"], "chain")
-        return cls(chain, found.step, found.epoch, found.host, list(found.earlier))
+        return cls(chain, checked.step, checked.epoch, checked.host, list(checked.earlier))
 
 
 def memory_file(run_id: str) -> Path:
@@ -63,8 +63,8 @@ def recall(run_id: str) -> Remembered | None:
     """
     path = memory_file(run_id)
     try:
-        found = path.stat()
-        return _read(str(path), found.st_mtime_ns, found.st_ino)
+        status = path.stat()
+        return _read(str(path), status.st_mtime_ns, status.st_ino)
     except FileNotFoundError:
         return None
     except (records.RecordError, OSError) as error:

@@ -47,10 +47,10 @@ def public_key() -> str:
     """
     path = key_file()
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return ""
-    return _public_key(str(path), found.st_mtime_ns, found.st_ino)
+    return _public_key(str(path), status.st_mtime_ns, status.st_ino)
 
 
 @functools.lru_cache(maxsize=4)

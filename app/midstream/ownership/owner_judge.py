@@ -53,31 +53,31 @@ class OwnerJudge:
         except MidstreamError as error:
             problem = str(error)
             return Judgement(run_id, None, {copy.host: Standing(CLAIM, problem) for copy in copies}, problem=problem)
-        if not keys and remembered is None and not any(each.ownership for each in copies):
-            return Judgement(run_id, None, {each.host: Standing(UNSIGNED) for each in copies})
-        checked = {each.host: check_chain(each.ownership, run_id, keys) for each in copies}
+        if not keys and remembered is None and not any(copy.ownership for copy in copies):
+            return Judgement(run_id, None, {copy.host: Standing(UNSIGNED) for copy in copies})
+        checked = {copy.host: check_chain(copy.ownership, run_id, keys) for copy in copies}
         if remembered is not None:
-            checked = {host: _known(each, remembered.chain) for host, each in checked.items()}
-        valid = [each.chain for each in checked.values() if each.chain is not None]
+            checked = {host: _known(checked_chain, remembered.chain) for host, checked_chain in checked.items()}
+        valid = [checked_chain.chain for checked_chain in checked.values() if checked_chain.chain is not None]
         if remembered is not None:
             valid.append(remembered.chain)
         if not valid:
             standings = {
-                each.host: Standing(CLAIM, checked[each.host].problem) if each.ownership else Standing(UNSIGNED)
-                for each in copies
+                copy.host: Standing(CLAIM, checked[copy.host].problem) if copy.ownership else Standing(UNSIGNED)
+                for copy in copies
             }
             return Judgement(run_id, None, standings)
         chain = _newest_run(valid)
         begun = chain.entries[0].time
-        fork = next((each for each in valid if _is_fork(each, chain)), None)
+        fork = next((signed for signed in valid if _is_fork(signed, chain)), None)
         if fork is not None:
             problem = _two_histories(run_id, chain, fork)
             return Judgement(
-                run_id, None, {each.host: Standing(CLAIM, problem) for each in copies}, (), remembered, problem, begun
+                run_id, None, {copy.host: Standing(CLAIM, problem) for copy in copies}, (), remembered, problem, begun
             )
         owners = self.hosts_of(chain.head.owner)
-        standings = {each.host: self._standing(each, checked[each.host].chain, checked[each.host].problem, chain)
-                     for each in copies}  # fmt: skip
+        standings = {copy.host: self._standing(copy, checked[copy.host].chain, checked[copy.host].problem, chain)
+                     for copy in copies}  # fmt: skip
         return Judgement(run_id, chain, standings, owners, remembered, begun=begun)
 
     def hosts_of(self, owner: str) -> tuple[str, ...]:
@@ -141,12 +141,12 @@ def _newest_run(chains: Sequence[records.OwnershipChain]) -> records.OwnershipCh
     return max(chains, key=lambda chain: (chain.entries[0].time, chain.head.key, len(chain.records)))
 
 
-def _is_fork(one: records.OwnershipChain, longest: records.OwnershipChain) -> bool:
-    return one.head.key == longest.head.key and not longest.continues(one)
+def _is_fork(chain: records.OwnershipChain, longest: records.OwnershipChain) -> bool:
+    return chain.head.key == longest.head.key and not longest.continues(chain)
 
 
-def _two_histories(run_id: str, one: records.OwnershipChain, other: records.OwnershipChain) -> str:
-    a, b = one.head, other.head
+def _two_histories(run_id: str, chain: records.OwnershipChain, other: records.OwnershipChain) -> str:
+    a, b = chain.head, other.head
     return (
         f"run {run_id} has two signed histories: one ends with {a.owner} (ownership {a.epoch}), the other with "
         f"{b.owner} (ownership {b.epoch})"

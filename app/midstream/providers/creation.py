@@ -56,34 +56,34 @@ def create(
     """
     failure, nothing = f"{name} cannot be created", "nothing was created, nothing costs money"
     try:
-        found = slice_service.find_patiently(service.find)
+        slice_ = slice_service.find_patiently(service.find)
     except ProviderError as error:
         raise ProviderError(f"{failure}: {error.message}; {nothing}", error.hint, error.kind) from error
-    if found is not None and found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
-        if not found.ours:
+    if slice_ is not None and slice_.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
+        if not slice_.ours:
             raise ProviderError(
-                f"{failure}: {found.path} is {found.state}, and midstream did not create it; {nothing}",
-                f"midstream --delete {found.path}, if it is not needed",
+                f"{failure}: {slice_.path} is {slice_.state}, and midstream did not create it; {nothing}",
+                f"midstream --delete {slice_.path}, if it is not needed",
                 ErrorKind.EXISTS,
             )
-        if found.stopped:
+        if slice_.stopped:
             raise ProviderError(
-                f"{failure}: {found.path} is {found.state}, and a new one would replace its disks; {nothing}",
-                f"start it again; or midstream --delete {found.path}, if nothing on its disks is needed",
+                f"{failure}: {slice_.path} is {slice_.state}, and a new one would replace its disks; {nothing}",
+                f"start it again; or midstream --delete {slice_.path}, if nothing on its disks is needed",
                 ErrorKind.EXISTS,
             )
-        progress(f"{found.path} is {found.state}: it is deleted first")
+        progress(f"{slice_.path} is {slice_.state}: it is deleted first")
         try:
-            deletion.delete(service, found, progress)
+            deletion.delete(service, slice_, progress)
         except ProviderError as error:
-            left = f"what is left of {found.path} may cost money: midstream --delete {found.path}"
-            raise ProviderError(f"{failure}: {error.message}; {left}", error.hint, error.kind, left) from error
-        found = None
-    if found is not None:
-        progress(f"{found.path} exists: {found.text()}")
-    creation = _Creation(service, name, limit, progress, cancel, foreign=found is not None and not found.ours)
+            remains = f"what is left of {slice_.path} may cost money: midstream --delete {slice_.path}"
+            raise ProviderError(f"{failure}: {error.message}; {remains}", error.hint, error.kind, remains) from error
+        slice_ = None
+    if slice_ is not None:
+        progress(f"{slice_.path} exists: {slice_.text()}")
+    creation = _Creation(service, name, limit, progress, cancel, foreign=slice_ is not None and not slice_.ours)
     try:
-        if found is None:
+        if slice_ is None:
             creation.request()
         return creation.wait()
     except (Exception, KeyboardInterrupt) as error:
@@ -94,10 +94,10 @@ def _after_undo(creation: _Creation, failure: str, error: BaseException) -> Base
     """Undo the creation, and return its error with the result of that."""
     if isinstance(error, KeyboardInterrupt):
         error = ProviderError(f"{failure}: interrupted", "", ErrorKind.CANCELLED)
-    left, words = creation.undo()
+    remains, words = creation.undo()
     if not isinstance(error, ProviderError):
         return error
-    return ProviderError(f"{error.message}; {words}", error.hint, error.kind, left)
+    return ProviderError(f"{error.message}; {words}", error.hint, error.kind, remains)
 
 
 class _Creation:
@@ -134,7 +134,7 @@ class _Creation:
     def _look(self) -> tuple[bool, Slice | None]:
         """Look once. False if the look failed, which is reported and is no evidence."""
         try:
-            found = self.service.find()
+            slice_ = self.service.find()
         except ProviderError as error:
             if not self._unanswered:
                 self._unanswered_since = slice_service.awake_clock()
@@ -143,9 +143,9 @@ class _Creation:
             self._unanswered = error.message
             return False, None
         self._unanswered = ""
-        if found is not None:
+        if slice_ is not None:
             self._seen, self._listed = slice_service.clock(), True
-        return True, found
+        return True, slice_
 
     # ------------------------------------------------------------------------------------------------ request
 
@@ -187,9 +187,9 @@ class _Creation:
         polling = Polling(cancel=self.cancel)
         while True:
             self._check_cancelled()
-            answered, found = self._look()
+            answered, slice_ = self._look()
             if answered:
-                return found is not None and found.labels.get(TOKEN_LABEL) == self.token
+                return slice_ is not None and slice_.labels.get(TOKEN_LABEL) == self.token
             if self._is_unanswered():
                 return True  # unknown: its deletion checks the token again
             polling.wait()
@@ -208,38 +208,38 @@ class _Creation:
             self._check_cancelled()
             self._check_failure()
             waited = self._waited()  # before the look: this machine may sleep between both
-            answered, found = self._look()
+            answered, slice_ = self._look()
             if answered:
-                ready = found is not None and found.status == SliceStatus.READY and bool(found.workers)
+                ready = slice_ is not None and slice_.status == SliceStatus.READY and bool(slice_.workers)
                 ready_polls = ready_polls + 1 if ready else 0
-                missing_polls = missing_polls + 1 if found is None else 0
-                if found is not None and ready_polls >= READY_POLLS:
-                    self.report(f"{self.path} is ready: {count(len(found.workers), 'worker')}")
-                    return found
-                self._check_found(found, missing_polls)
-                now = found.text() if found is not None else "requested"
+                missing_polls = missing_polls + 1 if slice_ is None else 0
+                if slice_ is not None and ready_polls >= READY_POLLS:
+                    self.report(f"{self.path} is ready: {count(len(slice_.workers), 'worker')}")
+                    return slice_
+                self._check_found(slice_, missing_polls)
+                now = slice_.text() if slice_ is not None else "requested"
                 if now != reported or slice_service.clock() - reported_at > REPORT_INTERVAL:
                     self.report(f"{self.path}: {now} ({duration(self._waited())})")
                     reported, reported_at = now, slice_service.clock()
-            if waited > self._limit(found) and not ready_polls:
+            if waited > self._limit(slice_) and not ready_polls:
                 self._check_limit(answered=answered)
             polling.wait()
 
-    def _check_found(self, found: Slice | None, missing_polls: int) -> None:
+    def _check_found(self, slice_: Slice | None, missing_polls: int) -> None:
         """Raise ProviderError if the service reports a slice that will not become ready."""
-        if found is None:
+        if slice_ is None:
             if missing_polls >= NOT_FOUND_POLLS and slice_service.clock() - self._seen > NOT_FOUND_TIME:
                 what = "no longer exists" if self._listed else "was requested, and is not listed"
                 raise ProviderError(f"{self.name} cannot be created: {self.path} {what}", "", ErrorKind.NOT_FOUND)
             return
-        if found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
-            kind = ErrorKind.PREEMPTED if found.state in ("PREEMPTED", "SUSPENDED") else ErrorKind.STOCKOUT
-            why = f": {found.why}" if found.why else ""
-            raise ProviderError(f"{self.name} was {found.state} before it was ready{why}", "try again later", kind)
+        if slice_.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
+            kind = ErrorKind.PREEMPTED if slice_.state in ("PREEMPTED", "SUSPENDED") else ErrorKind.STOCKOUT
+            why = f": {slice_.why}" if slice_.why else ""
+            raise ProviderError(f"{self.name} was {slice_.state} before it was ready{why}", "try again later", kind)
 
-    def _limit(self, found: Slice | None) -> float:
+    def _limit(self, slice_: Slice | None) -> float:
         """Return the seconds for the creation: more for queued machines that now boot."""
-        granted = found is not None and bool(found.queued) and found.node
+        granted = slice_ is not None and bool(slice_.queued) and slice_.node
         return self.limit + (GRANTED_TIME if granted else 0.0)
 
     def _is_unanswered(self) -> bool:

@@ -10,12 +10,12 @@ from midstream.providers.slice_service import Service
 DELETE_TIMEOUT = 900.0  # seconds
 
 
-def delete(service: Service, found: Slice, progress: Progress) -> None:
+def delete(service: Service, slice_: Slice, progress: Progress) -> None:
     """Delete a slice, and wait until nothing of it exists.
 
     Args:
         service: The slice at its service.
-        found: The slice as it was found.
+        slice_: The slice as it was found.
         progress: Gets lines of progress.
 
     Raises:
@@ -26,13 +26,13 @@ def delete(service: Service, found: Slice, progress: Progress) -> None:
     while True:
         try:
             now = service.find()
-            if now is None or _is_another(found, now):
-                progress(f"{found.path} is deleted")
+            if now is None or _is_another(slice_, now):
+                progress(f"{slice_.path} is deleted")
                 return
             if not requested or "DELETING" not in (now.state, now.queued):
                 service.remove(now)
                 if not requested:
-                    progress(f"{found.path}: it is being deleted")
+                    progress(f"{slice_.path}: it is being deleted")
                 requested = True
             answered, problem = slice_service.clock(), ""
         except ProviderError as error:
@@ -41,14 +41,14 @@ def delete(service: Service, found: Slice, progress: Progress) -> None:
             if refused or (
                 error.kind == ErrorKind.CREDENTIALS and slice_service.clock() - answered > slice_service.FIND_TIMEOUT
             ):
-                message = f"{found.path} cannot be deleted: {error.message}"
+                message = f"{slice_.path} cannot be deleted: {error.message}"
                 raise ProviderError(message, error.hint, error.kind) from error
             if error.kind == ErrorKind.BUSY:
                 answered = slice_service.clock()
             problem = f": {error.message}"  # busy with its creation, or not answering: tried again
         if slice_service.clock() - began > DELETE_TIMEOUT:
             raise ProviderError(
-                f"{found.path} still exists after {duration(DELETE_TIMEOUT)}{problem}", "", ErrorKind.TIMEOUT
+                f"{slice_.path} still exists after {duration(DELETE_TIMEOUT)}{problem}", "", ErrorKind.TIMEOUT
             )
         polling.wait()
 

@@ -92,23 +92,23 @@ def with_slices(fleet: Fleet, progress: Progress, only: Collection[str] | None =
     A target whose slice is not ready is in ``unavailable``, with the reason and a hint. ``touch=False`` changes nothing
     on any slice; ``only`` names the targets that are looked up.
     """
-    wanted = {name: target for name, target in fleet.slices.items() if only is None or name in only}
-    if not wanted:
+    targets = {name: target for name, target in fleet.slices.items() if only is None or name in only}
+    if not targets:
         return fleet
 
     def resolve(name: str) -> dict[str, dict[str, JsonValue]] | UsageError:
-        target = wanted[name]
+        target = targets[name]
         try:
-            found = provider_of(target).find(name, target)
-            usable = found is not None and found.status in (SliceStatus.READY, SliceStatus.STOPPING)
-            if found is None or found.multislice or not usable or not found.workers:
-                return unavailable(name, target, found)
-            return provider_of(target).grant_access(name, target, found, progress, touch=touch)
+            slice_ = provider_of(target).find(name, target)
+            usable = slice_ is not None and slice_.status in (SliceStatus.READY, SliceStatus.STOPPING)
+            if slice_ is None or slice_.multislice or not usable or not slice_.workers:
+                return unavailable(name, target, slice_)
+            return provider_of(target).grant_access(name, target, slice_, progress, touch=touch)
         except MidstreamError as error:
             return UsageError(error.message, error.hint)
 
     with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
-        answers = dict(zip(wanted, pool.map(resolve, wanted), strict=True))
+        answers = dict(zip(targets, pool.map(resolve, targets), strict=True))
     hosts = {name: entries for name, entries in answers.items() if not isinstance(entries, UsageError)}
     missing = {name: error for name, error in answers.items() if isinstance(error, UsageError)}
     wider = with_workers(fleet, hosts) if hosts else fleet
@@ -150,34 +150,34 @@ def wait_for_login(fleet: Fleet, name: str, progress: Progress) -> None:
         hosts.close()
 
 
-def unavailable(name: str, target: SliceTarget, found: Slice | None) -> UsageError:
+def unavailable(name: str, target: SliceTarget, slice_: Slice | None) -> UsageError:
     """Return the error that explains why a target has no hosts now."""
     path = slice_path(name, target)
-    if found is not None and found.multislice:
-        return UsageError(f"{name}: {path} is {found.text()}", "a target is one slice: request it without Multislice")
-    if found is not None and found.stopped:
+    if slice_ is not None and slice_.multislice:
+        return UsageError(f"{name}: {path} is {slice_.text()}", "a target is one slice: request it without Multislice")
+    if slice_ is not None and slice_.stopped:
         hint = f"start it again; or midstream --delete {name}, if nothing on its disks is needed"
-        return UsageError(f"{name}: {path} is {found.state}", hint)
-    if found is None or found.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
-        state = "does not exist" if found is None else f"is {found.state}"
+        return UsageError(f"{name}: {path} is {slice_.state}", hint)
+    if slice_ is None or slice_.status in (SliceStatus.PREEMPTED, SliceStatus.FAILED):
+        state = "does not exist" if slice_ is None else f"is {slice_.state}"
         creates = f"--launch and --migrate --to {name} create it, with --yes"
         hint = creates if target.create else f"create: true for {name} in the fleet file lets midstream create it"
         return SliceMissingError(f"{name}: {path} {state}", hint)
-    return SlicePendingError(f"{name}: {path} is {found.text()}", "midstream --status shows when it is ready")
+    return SlicePendingError(f"{name}: {path} is {slice_.text()}", "midstream --status shows when it is ready")
 
 
 def with_workers(fleet: Fleet, hosts: Mapping[str, Mapping[str, dict[str, Any]]]) -> Fleet:
     """Return the fleet with these hosts, by target, added to its text."""
     value = load_yaml(fleet.text) or {}
-    known = value.setdefault("hosts", {}) or {}
-    value["hosts"] = known
+    host_entries = value.setdefault("hosts", {}) or {}
+    value["hosts"] = host_entries
     for target, entries in hosts.items():
         for name, entry in entries.items():
-            if name in known and name not in value["targets"][target].get("hosts", ()):
+            if name in host_entries and name not in value["targets"][target].get("hosts", ()):
                 raise UsageError(
                     f"{fleet.path}: hosts.{name} has the name of a worker of {target}", "rename one of them"
                 )
-            known[name] = entry
+            host_entries[name] = entry
         value["targets"][target]["hosts"] = list(entries)
     return parse_fleet(yaml.safe_dump(value, sort_keys=False), fleet.path)
 
@@ -190,9 +190,11 @@ def list_slices(fleet: Fleet) -> Inventory:
     zones[TpuTarget] += [
         (project, zone) for project in fleet.google.projects for zone in fleet.google.zones or [ALL_ZONES]
     ]
-    found = [provider_of_type(kind).inventory(pairs) for kind, pairs in zones.items() if pairs]
-    slices = {each.path: each for inventory in found for each in inventory.slices}
-    return Inventory(tuple(slices.values()), tuple(problem for inventory in found for problem in inventory.problems))
+    inventories = [provider_of_type(kind).inventory(pairs) for kind, pairs in zones.items() if pairs]
+    slices = {slice_.path: slice_ for inventory in inventories for slice_ in inventory.slices}
+    return Inventory(
+        tuple(slices.values()), tuple(problem for inventory in inventories for problem in inventory.problems)
+    )
 
 
 def _listed_types(fleet: Fleet) -> list[type[SliceTarget]]:
@@ -240,12 +242,12 @@ def target_slice_status(fleet: Fleet, name: str) -> tuple[SliceStatus, str]:
     if target is None:
         return SliceStatus.UNKNOWN, ""
     try:
-        found = provider_of(target).find(name, target)
+        slice_ = provider_of(target).find(name, target)
     except MidstreamError as error:
         return SliceStatus.UNKNOWN, f"its provider does not answer: {error.message}"
-    if found is None:
+    if slice_ is None:
         return SliceStatus.PREEMPTED, f"{slice_path(name, target)} no longer exists, according to its provider"
-    return found.status, f"{found.path} is {found.text()}, according to its provider"
+    return slice_.status, f"{slice_.path} is {slice_.text()}, according to its provider"
 
 
 def is_preempted(fleet: Fleet, name: str) -> bool:

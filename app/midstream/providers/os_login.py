@@ -35,7 +35,7 @@ def import_key(account: str, public: str, project: str) -> str:
             ErrorKind.PERMISSION if status == 403 else ErrorKind.INVALID,
         )
     accounts = answer.get("loginProfile", {}).get("posixAccounts", [])
-    chosen = next((each for each in accounts if each.get("primary")), accounts[0] if accounts else None)
+    chosen = next((candidate for candidate in accounts if candidate.get("primary")), accounts[0] if accounts else None)
     if chosen is None:
         raise ProviderError(
             f"OS Login of {account}: the profile has no POSIX account", "gcloud compute os-login describe-profile"

@@ -173,7 +173,7 @@ class Provider(Protocol):
         ...
 
     def grant_access(
-        self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
+        self, name: str, target: SliceTarget, slice_: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, JsonValue]]:
         """Return the workers as entries of the fleet file's ``hosts:``, by name.
 
@@ -182,7 +182,7 @@ class Provider(Protocol):
         Args:
             name: Name of the target in the fleet file.
             target: The target.
-            found: Its slice.
+            slice_: Its slice.
             progress: Receives the progress.
             touch: False installs no SSH key: the keys that are installed have to be sufficient.
         """

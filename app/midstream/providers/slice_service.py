@@ -57,8 +57,8 @@ class Service(Protocol):
         """Return the error that ended the request; None while it runs or has succeeded."""
         ...
 
-    def remove(self, found: Slice) -> None:
-        """Request the deletion of everything that belongs to ``found``."""
+    def remove(self, slice_: Slice) -> None:
+        """Request the deletion of everything that belongs to ``slice_``."""
         ...
 
 

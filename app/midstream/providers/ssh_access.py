@@ -37,7 +37,7 @@ _KEY, _HOSTNAME = re.compile(r"[A-Za-z0-9+/]{4,4096}={0,3}"), re.compile(r"[A-Za
 def grant_access(
     name: str,
     target: SliceTarget,
-    found: Slice,
+    slice_: Slice,
     progress: Progress,
     install: Callable[[str, str], object],
     published: Callable[[], Sequence[dict[str, str]]],
@@ -49,7 +49,7 @@ def grant_access(
     Args:
         name: Name of the target in the fleet file.
         target: The target.
-        found: Its slice.
+        slice_: Its slice.
         progress: Gets lines of progress.
         install: Installs (user name, public key) on the workers, unless the target names an account of OS Login.
         published: Returns what each worker publishes: its host keys by kind, and ``hostname``.
@@ -64,10 +64,10 @@ def grant_access(
     if touch and key is not None:
         public = public_key(key)
         if target.os_login:
-            user = os_login.import_key(target.os_login, public, found.project)
+            user = os_login.import_key(target.os_login, public, slice_.project)
         else:
             install(user, public)
-    return write_access(name, target, found, published(), user, key)
+    return write_access(name, target, slice_, published(), user, key)
 
 
 def key_line(user: str, public: str) -> str:
@@ -80,13 +80,13 @@ def has_key(lines: Iterable[str], line: str) -> bool:
     return any(other.split()[:2] == line.split()[:2] for other in lines)
 
 
-def boots(found: Slice) -> bool:
+def boots(slice_: Slice) -> bool:
     """Return whether workers may not have published their host keys yet."""
-    return found.created is None or time.time() - found.created < NEW_SLICE_AGE
+    return slice_.created is None or time.time() - slice_.created < NEW_SLICE_AGE
 
 
 def write_access(
-    name: str, target: SliceTarget, found: Slice, published: Sequence[dict[str, str]], user: str, key: Path | None
+    name: str, target: SliceTarget, slice_: Slice, published: Sequence[dict[str, str]], user: str, key: Path | None
 ) -> dict[str, dict[str, Any]]:
     """Write the SSH configuration of a slice; return its workers' fleet file entries.
 
@@ -95,7 +95,7 @@ def write_access(
     Args:
         name: Name of the target in the fleet file.
         target: The target.
-        found: Its slice.
+        slice_: Its slice.
         published: For each worker its host keys by kind, and ``hostname``; empty where it has published nothing.
         user: User name on the workers.
         key: Our private key; None: those of the user's SSH configuration.
@@ -103,31 +103,32 @@ def write_access(
     Raises:
         ProviderError: A worker has no address of the requested kind.
     """
-    directory = state_directory().absolute() / "slices" / found.project / found.zone / found.name
+    directory = state_directory().absolute() / "slices" / slice_.project / slice_.zone / slice_.name
     make_directory(directory)
-    attributes = _with_earlier(directory, found, published)
-    names = [f"{name}-{index}" for index in range(len(found.workers))]
-    known = [
-        f"{_alias(found, index)} {kind} {blob}\n"
-        for index, each in enumerate(attributes)
-        for kind, blob in each.items()
+    attributes = _with_earlier(directory, slice_, published)
+    names = [f"{name}-{index}" for index in range(len(slice_.workers))]
+    known_hosts = [
+        f"{_alias(slice_, index)} {kind} {blob}\n"
+        for index, keys in enumerate(attributes)
+        for kind, blob in keys.items()
         if kind in KEY_KINDS
     ]
-    write_file(directory / "known_hosts", "".join(known))
+    write_file(directory / "known_hosts", "".join(known_hosts))
     blocks = [
-        _block(each, index, target, found, attributes[index], user, key, directory) for index, each in enumerate(names)
+        _block(alias, index, target, slice_, attributes[index], user, key, directory)
+        for index, alias in enumerate(names)
     ]
     config = directory / "ssh_config"
-    write_file(config, f"# {found.path}: written by midstream on every look-up\n" + "\n".join(blocks))
+    write_file(config, f"# {slice_.path}: written by midstream on every look-up\n" + "\n".join(blocks))
     price = None if target.price_per_hour is None else target.price_per_hour / max(1, len(names))
     entries = {}
-    for each, worker in zip(names, found.workers, strict=True):
-        own = {"type": "ssh", "address": each, "ssh_config": str(config), "internal_address": worker.internal}
-        entries[each] = {**own, **({} if price is None else {"price_per_hour": price}), **target.worker}
+    for alias, worker in zip(names, slice_.workers, strict=True):
+        own = {"type": "ssh", "address": alias, "ssh_config": str(config), "internal_address": worker.internal}
+        entries[alias] = {**own, **({} if price is None else {"price_per_hour": price}), **target.worker}
     return entries
 
 
-def _with_earlier(directory: Path, found: Slice, published: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+def _with_earlier(directory: Path, slice_: Slice, published: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Return what workers publish, completed by what they published before; store it.
 
     An answer without a worker's keys says nothing about the worker, so its keys stay.
@@ -139,9 +140,9 @@ def _with_earlier(directory: Path, found: Slice, published: Sequence[dict[str, s
         before = {}
     merged = []
     for index, now in enumerate(published):
-        earlier = before.get(_alias(found, index), {}) if isinstance(before, dict) else {}
+        earlier = before.get(_alias(slice_, index), {}) if isinstance(before, dict) else {}
         merged.append(_plain({**earlier, **now} if isinstance(earlier, dict) else now))
-    write_file(file, json.dumps({_alias(found, index): each for index, each in enumerate(merged)}))
+    write_file(file, json.dumps({_alias(slice_, index): keys for index, keys in enumerate(merged)}))
     return merged
 
 
@@ -159,17 +160,17 @@ def _block(
     name: str,
     index: int,
     target: SliceTarget,
-    found: Slice,
+    slice_: Slice,
     attributes: Mapping[str, str],
     user: str,
     key: Path | None,
     directory: Path,
 ) -> str:
-    worker = found.workers[index]
+    worker = slice_.workers[index]
     external = target.reach == "external"
     if external and not worker.external:
         raise ProviderError(
-            f"worker {index} of {found.path} has no external address",
+            f"worker {index} of {slice_.path} has no external address",
             "reach: internal, from within its network, or reach: iap",
             ErrorKind.INVALID,
         )
@@ -177,7 +178,7 @@ def _block(
         f"HostName {worker.external if external else worker.internal}",
         f"Port {target.port}",
         f"User {user}",
-        f"HostKeyAlias {_alias(found, index)}",
+        f"HostKeyAlias {_alias(slice_, index)}",
         f"UserKnownHostsFile {_quoted(directory / 'known_hosts')}",
     ]
     if key is not None:
@@ -186,22 +187,22 @@ def _block(
         instance = attributes.get("hostname", "")
         if not instance:
             raise ProviderError(
-                f"worker {index} of {found.path} does not publish its instance's name, which IAP needs",
+                f"worker {index} of {slice_.path} does not publish its instance's name, which IAP needs",
                 "enable-guest-attributes=TRUE in the node's metadata",
                 ErrorKind.INVALID,
             )
         words = ["gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"]
-        words += [f"--project={found.project}", f"--zone={found.zone}", "--verbosity=warning"]
+        words += [f"--project={slice_.project}", f"--zone={slice_.zone}", "--verbosity=warning"]
         lines.append(f"ProxyCommand {shlex.join(words)}")
     return f"Host {name}\n" + "".join(f"  {line}\n" for line in lines)
 
 
-def _alias(found: Slice, index: int) -> str:
+def _alias(slice_: Slice, index: int) -> str:
     """Return the worker's name in known_hosts.
 
     A later slice of the same name has other names: other machines.
     """
-    return f"tpu.{found.identity or found.name}.{found.name}-{index}"
+    return f"tpu.{slice_.identity or slice_.name}.{slice_.name}-{index}"
 
 
 def _quoted(path: Path) -> str:

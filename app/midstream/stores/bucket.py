@@ -55,22 +55,22 @@ class Bucket:
         with app_errors():
             self._client.delete(path)
 
-    def delete_listed(self, found: StoredObject) -> None:
+    def delete_listed(self, listed: StoredObject) -> None:
         """Delete an object if it still is of the version that `names` listed."""
         with app_errors():
-            self._client.delete(found.path, found.version)
+            self._client.delete(listed.path, listed.version)
 
-    def check(self, entry: records.ObjectEntry, found: StoredObject | None) -> str:
+    def check(self, entry: records.ObjectEntry, listed: StoredObject | None) -> str:
         """Read an object and compare it with a manifest's entry.
 
         Returns:
-            What is wrong, in one line; empty if nothing is. ``found`` is the object as `names` listed it.
+            What is wrong, in one line; empty if nothing is. ``listed`` is the object as `names` listed it.
         """
         with app_errors():
-            found = found or self._client.look(entry.path)  # a listing may be behind
-            if found is None:
+            listed = listed or self._client.look(entry.path)  # a listing may be behind
+            if listed is None:
                 return "missing"
-            if found.size != entry.size:
-                return f"{found.size} bytes, the manifest says {entry.size}"
+            if listed.size != entry.size:
+                return f"{listed.size} bytes, the manifest says {entry.size}"
             item = tree.CopyObject(path=entry.path, size=entry.size, sha256=entry.sha256)
             return tree.flaw(self._client, item) or ""

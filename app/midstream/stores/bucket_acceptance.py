@@ -28,8 +28,8 @@ class Acceptance:
 
     def accepts(self, epoch: int, step: int, start: int = 0) -> bool:
         """Return whether ``step-<step>``, committed by ``start`` of ``epoch``, counts."""
-        known = not self.proven or epoch <= self.proven
-        return known and all(fence.accepts(epoch, step, start) for fence in self.fences)
+        is_proven = not self.proven or epoch <= self.proven
+        return is_proven and all(fence.accepts(epoch, step, start) for fence in self.fences)
 
 
 def acceptance(host: records.Fence | None, bucket: records.Fence | None, signed: int) -> Acceptance:
@@ -65,7 +65,7 @@ def claim(
     newer = [checkpoint for checkpoint in checkpoints if checkpoint.complete and checkpoint.epoch > proven > 0]
     if not newer:
         return ""
-    newest = max(newer, key=lambda each: (each.epoch, each.step))
+    newest = max(newer, key=lambda checkpoint: (checkpoint.epoch, checkpoint.step))
     return f"{url} has {newest.name} of ownership {newest.epoch} without a signed record: {owned}"
 
 

@@ -16,7 +16,7 @@ def access_for(fleet: Fleet | None, url: str) -> Access:
 
     If it has none, the access is by the standard chain's credentials.
     """
-    store = longest_match(url, {} if fleet is None else {each.url: each for each in fleet.stores.values()})
+    store = longest_match(url, {} if fleet is None else {entry.url: entry for entry in fleet.stores.values()})
     if store is None:
         return Access()
     return Access(

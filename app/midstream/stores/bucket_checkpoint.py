@@ -58,10 +58,14 @@ class BucketCheckpoint:
         where = f"{self.url}/{records.TRAIN}"
         data = self.get(records.TRAIN)
         if data is None:
-            raise MidstreamError(f"{self.url}: there is no {records.TRAIN}", "midstream --verify names the rest")
+            raise MidstreamError(
+                f"{self.url}: there is no {records.TRAIN}", f"midstream --verify {self.url} names the rest"
+            )
         train: object = records.parse_json(data, where)
         if not isinstance(train, dict):
-            raise MidstreamError(f"{self.url}: {records.TRAIN} is not an object", "midstream --verify reads it")
+            raise MidstreamError(
+                f"{self.url}: {records.TRAIN} is not an object", f"midstream --verify {self.url} reads it"
+            )
         return cast(dict[str, Any], train)
 
     def examine(self) -> ExaminedTree:
@@ -72,8 +76,8 @@ class BucketCheckpoint:
             return self._bucket.check(entry, listed.get(entry.path))
 
         with ThreadPoolExecutor(CONCURRENCY) as pool:
-            found = pool.map(check, manifest.object_entries)
-            problems = [(entry.path, what) for entry, what in zip(manifest.object_entries, found, strict=True) if what]
+            faults = pool.map(check, manifest.object_entries)
+            problems = [(entry.path, what) for entry, what in zip(manifest.object_entries, faults, strict=True) if what]
         digest = None
         if not problems:
             hashes = {entry.path: entry.sha256 for entry in manifest.object_entries}

@@ -151,10 +151,10 @@ class BucketHost:
         if self.via is not None:
             able = remote_call.caller(self.via, able, CHECK_TIMEOUT, self.remote_python)
         try:
-            found = able(url=url, access=self.access.to_json())
+            problem = able(url=url, access=self.access.to_json())
         except RemoteError as error:
             return error.message, error.hint
-        return found.why, found.hint
+        return problem.why, problem.hint
 
     def close(self) -> None:
         """Do nothing: the connections belong to the client."""

@@ -30,10 +30,10 @@ class BucketRun:
     def __init__(self, store: str, run_id: str, access: Access | None = None) -> None:
         self._bucket = Bucket(records.RunPaths("", run_id, store).checkpoints.rpartition("/")[0], access)
         self._folders: dict[str, dict[str, StoredObject]] = {}
-        for path, found in self._bucket.names("checkpoints/").items():
+        for path, stored in self._bucket.names("checkpoints/").items():
             name, slash, inner = path.partition("/")[2].partition("/")
             if slash:  # else it is the marker of the folder, or a stray file in it
-                self._folders.setdefault(name, {})[inner] = found
+                self._folders.setdefault(name, {})[inner] = stored
 
     @property
     def url(self) -> str:
@@ -51,7 +51,7 @@ class BucketRun:
 
     def pinned(self) -> set[str]:
         """Return the names of the checkpoints that have a pin which has not expired."""
-        found = set[str]()
+        names = set[str]()
         for path in self._bucket.names("pins/"):
             if path.endswith("/"):  # the marker of the folder
                 continue
@@ -59,8 +59,8 @@ class BucketRun:
             where = f"{self.url}/{path}"
             pin = None if data is None else records.Pin.from_json(records.parse_json(data, where), where)
             if pin is not None and pin.expires > time.time():
-                found.add(pin.checkpoint)
-        return found
+                names.add(pin.checkpoint)
+        return names
 
     def checkpoints(
         self, cache: ManifestCache | None = None, accepted: Callable[[int, int, int], bool] | None = None
@@ -94,7 +94,7 @@ class BucketRun:
                     manifest.created, manifest.root_digest, manifest.epoch, name in pinned, start=manifest.start,
                 )
             )  # fmt: skip
-        return sorted(listed, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
+        return sorted(listed, key=lambda checkpoint: checkpoint.order)
 
     def _manifest(
         self, name: str, objects: Mapping[str, StoredObject], cache: ManifestCache
@@ -126,7 +126,7 @@ class BucketRun:
             For each ``path``, ``kind`` (partial, trash), ``bytes``, ``kept``: why it must not be removed, or empty, and
             ``changed``: when it did for the last time, in UTC seconds.
         """
-        found = list[Leftover]()
+        leftovers = list[Leftover]()
         for name, objects in sorted(self._folders.items()):
             bare = name.removeprefix(TRASH)
             key = records.parse_checkpoint_name(bare)
@@ -137,14 +137,14 @@ class BucketRun:
             else:
                 kind, kept = "trash", writers.any()
             kept = kept or self._replaceable(bare)
-            changed = max(each.updated for each in objects.values())
+            changed = max(stored.updated for stored in objects.values())
             age = time.time() - changed
             if not kept and age < WRITER_TIMEOUT:
                 kept = f"it changed {max(0.0, age):.0f} s ago: a program may be writing it"
-            size = sum(each.size for each in objects.values())
+            size = sum(stored.size for stored in objects.values())
             path = f"{self.url}/checkpoints/{name}"
-            found.append({"path": path, "kind": kind, "bytes": size, "kept": kept, "changed": changed})
-        return found
+            leftovers.append({"path": path, "kind": kind, "bytes": size, "kept": kept, "changed": changed})
+        return leftovers
 
     def _replaceable(self, name: str) -> str:
         """Return why a checkpoint whose manifest is in the trash must stay.
@@ -176,5 +176,5 @@ class BucketRun:
         name = path.rpartition("/")[2]
         if not name.startswith(TRASH) and self._bucket.get(f"checkpoints/{name}/{records.MANIFEST}") is not None:
             return
-        for each in self._folders[name].values():
-            self._bucket.delete_listed(each)
+        for stored in self._folders[name].values():
+            self._bucket.delete_listed(stored)

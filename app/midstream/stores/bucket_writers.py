@@ -25,9 +25,9 @@ class BucketWriters:
 
     def of_attempt(self, attempt: int) -> str:
         """Return why a process of an attempt may be writing; empty where none may."""
-        found = self._unanswered() or self._may_write(attempt) or self._may_write(MIGRATION)
-        if found or any(report.attempt == attempt for report in self.reports) or attempt == MIGRATION:
-            return found
+        why = self._unanswered() or self._may_write(attempt) or self._may_write(MIGRATION)
+        if why or any(report.attempt == attempt for report in self.reports) or attempt == MIGRATION:
+            return why
         return f"no host of the fleet has a record of attempt {attempt}: it may be running elsewhere"
 
     def any(self) -> str:
@@ -44,6 +44,6 @@ class BucketWriters:
     def _may_write(self, attempt: int) -> str:
         """Return the first reason of a process of which no host proves the end."""
         mine = [report for report in self.reports if report.attempt == attempt]
-        ended = {each.process for each in mine if each.state == ENDED}
-        open_ = [each for each in mine if each.state == RUNNING or each.process not in ended]
+        ended = {report.process for report in mine if report.state == ENDED}
+        open_ = [report for report in mine if report.state == RUNNING or report.process not in ended]
         return open_[0].why if open_ else ""

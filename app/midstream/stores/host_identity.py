@@ -19,19 +19,19 @@ def identity_problem(fleet: Fleet, host: Host, store: str) -> tuple[str, str]:
     Raises:
         HostError: The host did not answer.
     """
-    wanted = access_for(fleet, store).impersonate
-    if not wanted:
+    impersonated = access_for(fleet, store).impersonate
+    if not impersonated:
         return "", ""
     own = host.call(google_identity.own)(env=dict(fleet.hosts[host.name].env))
-    if own.account == wanted:
+    if own.account == impersonated:
         return "", ""
     if own.account:
         account = own.account
     else:
         account = "the owner of its own credentials" if own.source else "an anonymous client"
     return (
-        f"{host.name}: the engine's requests to {store} come from {account}, which cannot act for {wanted} "
+        f"{host.name}: the engine's requests to {store} come from {account}, which cannot act for {impersonated} "
         "(impersonate:)",
-        f"give the machine that account (of a slice: service_account: {wanted}), or remove store: for it, so that this "
-        "machine relays the bytes",
+        f"give the machine that account (of a slice: service_account: {impersonated}), or remove store: for it, so "
+        "that this machine relays the bytes",
     )

@@ -82,9 +82,9 @@ def copy_history(
         raise TransferError(error.message) from error
     files = _requested(run_source, described, config)
     compared = _compare(Endpoint(source, source_root), Endpoint(target, target_root), run_id, files)
-    wanted, kept, aside = _decide(compared)
+    needed_files, kept, aside = _decide(compared)
 
-    needed = sum(entry["size"] for entry in wanted)
+    needed = sum(entry["size"] for entry in needed_files)
     set_aside = [
         (path, target.call(history.set_aside, timeout=HISTORY_TIMEOUT)(root=target_root, run_id=run_id, path=path))
         for path in aside
@@ -94,14 +94,14 @@ def copy_history(
         message = f"{printable(path)} of {run_source} changed while it was copied: {what}"
         return TransferError(message, "run it again", path)
 
-    meter = Meter(needed, len(wanted))
-    send_files(run_source, run_target, wanted, meter, explain=explain, cancel=cancel, settings=settings)
+    meter = Meter(needed, len(needed_files))
+    send_files(run_source, run_target, needed_files, meter, explain=explain, cancel=cancel, settings=settings)
     if described.lineage is not None:
         target.call(history.merge_lineage, timeout=HISTORY_TIMEOUT)(target_root, run_id, described.lineage.to_json())
     return HistoryReport(
         files=len(files),
         bytes=needed,
-        copied=tuple(entry["path"] for entry in wanted),
+        copied=tuple(entry["path"] for entry in needed_files),
         kept=tuple(kept),
         set_aside=tuple(set_aside),
     )
@@ -211,8 +211,8 @@ def _compare(source: Endpoint, target: Endpoint, run_id: str, files: list[Histor
         return answer
 
     def digests(endpoint: Endpoint) -> list[str]:
-        found = endpoint.host.call(history.digests, timeout=HISTORY_TIMEOUT)(endpoint.directory, run_id, ranges)
-        return checked(endpoint, "copy.history.digests", len(ranges), found)
+        hashes = endpoint.host.call(history.digests, timeout=HISTORY_TIMEOUT)(endpoint.directory, run_id, ranges)
+        return checked(endpoint, "copy.history.digests", len(ranges), hashes)
 
     paths = [entry["path"] for entry in files]
     sizes = target.host.call(history.sizes, timeout=HISTORY_TIMEOUT)(target.directory, run_id, paths)
@@ -220,7 +220,8 @@ def _compare(source: Endpoint, target: Endpoint, run_id: str, files: list[Histor
     both = [(entry, size) for entry, size in zip(files, sizes, strict=True) if size is not None]
     ranges = [[entry["path"], min(entry["size"], size)] for entry, size in both]
     shared = {
-        path: one == other for (path, _), one, other in zip(ranges, digests(target), digests(source), strict=True)
+        path: target_hash == other
+        for (path, _), target_hash, other in zip(ranges, digests(target), digests(source), strict=True)
     }
     return [
         _ComparedFile(entry, size, shared.get(entry["path"], False)) for entry, size in zip(files, sizes, strict=True)

@@ -15,8 +15,8 @@ def problem_error(target: Endpoint, source: Endpoint, meter: Meter, report: Copy
     if report.kind == "other":
         return TransferError(f"{target} has another tree than {source}", "remove it, or copy to another directory")
     if report.kind == "full":
-        left = meter.bytes_total - meter.bytes_present - meter.bytes_sent
-        return disk_full(target, left if report.needed is None else report.needed, report.free)
+        remaining = meter.bytes_total - meter.bytes_present - meter.bytes_sent
+        return disk_full(target, remaining if report.needed is None else report.needed, report.free)
     return TransferError(problem_message(target, report), report.hint, report.path)
 
 

@@ -48,7 +48,7 @@ def settings_of_hosts(source: Host, target: Host) -> CopySettings:
     configs = [host.config for host in (source, target) if host.config is not None]
     limits = [parse_rate(config.bandwidth_limit) for config in configs if config.bandwidth_limit]
     routes = [config.copy_route for config in configs if config.copy_route]
-    route = next((each for each in (RELAY, DIRECT) if each in routes), AUTO)
+    route = next((candidate for candidate in (RELAY, DIRECT) if candidate in routes), AUTO)
     return CopySettings(bandwidth_limit=min(limits, default=0.0), route=route)
 
 

@@ -208,18 +208,18 @@ class _TreeCopy:
         self, links: Mapping[str, Future[Link]], generation: str
     ) -> Generator[Mapping[str, DirectStreams]]:
         """Begin to connect this machine with the hosts at the other end."""
-        found: dict[str, DirectStreams] = {}
+        streams: dict[str, DirectStreams] = {}
         try:
             for source, entries in self.by_source:
                 total = sum(entry["size"] for entry in entries)
                 ends, link = (source, self.target), links[str(source)]
-                each = direct_streams(*ends, self.settings, self.contents.kind, generation, total, link)
-                if each is not None:
-                    found[str(source)] = each
-            yield found
+                source_streams = direct_streams(*ends, self.settings, self.contents.kind, generation, total, link)
+                if source_streams is not None:
+                    streams[str(source)] = source_streams
+            yield streams
         finally:
-            for each in found.values():
-                each.close()
+            for source_streams in streams.values():
+                source_streams.close()
 
     @contextmanager
     def _early_streams(
@@ -234,7 +234,7 @@ class _TreeCopy:
             yield []
             return
         [(source, entries)] = self.by_source
-        both_remote = all(isinstance(each.host, REMOTE) for each in (source, self.target))
+        both_remote = all(isinstance(endpoint.host, REMOTE) for endpoint in (source, self.target))
         total = sum(entry["size"] for entry in entries)
 
         def link(number: int) -> Link:
@@ -247,8 +247,8 @@ class _TreeCopy:
                 return Link("ssh", 2 * HIGH_LATENCY)
 
         def begin(number: int) -> Stream | None:
-            one = direct.get(str(source))
-            route = StreamRoute(source, self.target, link(number), self.settings, self.contents.kind, one)
+            streams = direct.get(str(source))
+            route = StreamRoute(source, self.target, link(number), self.settings, self.contents.kind, streams)
             if number and not (route.favors_streams and number < min(route.streams, total // MIN_STREAM_BYTES)):
                 return None
             return route.open(generation, events, small=total < SMALL_COPY)
@@ -258,8 +258,8 @@ class _TreeCopy:
         try:
             yield early
         finally:
-            for each in early:
-                each.close()
+            for stream in early:
+                stream.close()
 
     def _survey(
         self,
@@ -305,8 +305,8 @@ class _TreeCopy:
             if not absent:
                 continue
             link = links[str(source)].result()
-            one = direct.get(str(source))
-            route = StreamRoute(source, self.target, link, self.settings, self.contents.kind, one)
+            source_streams = direct.get(str(source))
+            route = StreamRoute(source, self.target, link, self.settings, self.contents.kind, source_streams)
             partial_entries = [entry for entry in absent if survey.parts.get(entry["path"])]
             partial_paths = {entry["path"] for entry in partial_entries}
             items: list[CopyItem] = []
@@ -318,7 +318,7 @@ class _TreeCopy:
             # In a bucket one stream has to bring all parts of an object.
             streams = 1 if self.target.in_bucket else route.streams
             items += split([entry for entry in absent if entry["path"] not in partial_paths], streams)
-            taken = one.link(link) if one is not None else link
+            taken = source_streams.link(link) if source_streams is not None else link
             routes.append(taken.text(source.host.name, self.target.host.name))
             queues.append(SendQueue(route, deque(items)))
         return routes, queues
@@ -341,8 +341,8 @@ class _TreeCopy:
         for entry in entries:
             matching = [
                 (offset, length)
-                for (offset, length, found), digest in zip(chunks[entry["path"]], digests, strict=False)
-                if found == digest
+                for (offset, length, own_digest), digest in zip(chunks[entry["path"]], digests, strict=False)
+                if own_digest == digest
             ]
             yield entry, matching
 
@@ -374,6 +374,6 @@ def _probed_links(
             both_remote = isinstance(source.host, REMOTE) and isinstance(target.host, REMOTE)
             small = sum(entry["size"] for entry in entries) < MIN_STREAM_BYTES and settings.route == AUTO
             # Too few bytes for a probe; and `DirectStreams` finds out whether this machine can connect to a host.
-            wanted = replace(settings, route=RELAY) if small or not both_remote else settings
-            probes[str(source)] = pool.submit(probe, source.host, target.host, wanted)
+            probed = replace(settings, route=RELAY) if small or not both_remote else settings
+            probes[str(source)] = pool.submit(probe, source.host, target.host, probed)
         yield probes

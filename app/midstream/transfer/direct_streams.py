@@ -56,8 +56,8 @@ _unreachable_lock = threading.Lock()
 
 def host_of(source: Host, target: Host) -> SshHost | None:
     """Return the host at the other end if exactly one end is this machine."""
-    for one, other in ((source, target), (target, source)):
-        if isinstance(one, LocalHost) and isinstance(other, SshHost):
+    for end, other in ((source, target), (target, source)):
+        if isinstance(end, LocalHost) and isinstance(other, SshHost):
             return other
     return None
 
@@ -305,8 +305,8 @@ class DirectStreams:
             ended = error
         finally:
             self._program_ended.set()
-            for each in self._reports:
-                each.put(ended)
+            for queue in self._reports:
+                queue.put(ended)
 
     def _queue_of(self, report: CopyLine) -> Queue[CopyLine | Exception | None]:
         name = self._host.name

@@ -111,9 +111,9 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
         ConnectionLostError: A connection broke.
     """
     settings = settings or settings_of_hosts(source, target)
-    for one, other in ((source, target), (target, source)):
-        if isinstance(one, BucketHost):
-            return _probe_bucket(one, other)
+    for end, other in ((source, target), (target, source)):
+        if isinstance(end, BucketHost):
+            return _probe_bucket(end, other)
     remote = [host for host in (source, target) if isinstance(host, REMOTE)]
     if not remote:
         return Link("pipe")
@@ -121,18 +121,18 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
     with ThreadPoolExecutor(3) as pool:
         times = [pool.submit(_round_trip, host) for host in remote]
         direct = pool.submit(test, source, target, settings)
-        seconds = sum(each.result() for each in times)
-        found = direct.result()
-    if found.kind == "direct":
-        return replace(found, transport=transport_name(remote[0])) if len(remote) == 1 else found
+        seconds = sum(future.result() for future in times)
+        link = direct.result()
+    if link.kind == "direct":
+        return replace(link, transport=transport_name(remote[0])) if len(remote) == 1 else link
     if len(remote) == 1:
-        return Link("ssh", seconds, transport=transport_name(remote[0]), not_direct=found.not_direct)
+        return Link("ssh", seconds, transport=transport_name(remote[0]), not_direct=link.not_direct)
     if settings.route == DIRECT:
         raise HostError(
-            f"no direct route between {source.name} and {target.name}: {found.not_direct}",
+            f"no direct route between {source.name} and {target.name}: {link.not_direct}",
             "open a port between them and name it (copy_ports: FIRST-LAST), or remove copy_route: direct",
         )
-    return Link("relay", seconds, transport=transport_name(target), not_direct=found.not_direct)
+    return Link("relay", seconds, transport=transport_name(target), not_direct=link.not_direct)
 
 
 def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
@@ -164,13 +164,13 @@ def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
         ]
         for listener, attempt in attempts:
             try:
-                found = attempt.result()
+                answer = attempt.result()
             except (HostError, OSError, ValueError) as error:
                 reasons.append(str(error))
                 continue
-            if found["address"] and found["seconds"] is not None:
-                return Link("direct", found["seconds"], listener, found["address"])
-            reasons.append(f"{listener} is unreachable: {found['why']}")
+            if answer["address"] and answer["seconds"] is not None:
+                return Link("direct", answer["seconds"], listener, answer["address"])
+            reasons.append(f"{listener} is unreachable: {answer['why']}")
     return Link("relay", not_direct="; ".join(reasons)[:REASON_LIMIT])
 
 

@@ -19,33 +19,33 @@ def diff_manifests(a: records.Manifest, b: records.Manifest) -> list[dict[str, J
     """
     first, second = ({entry.name: entry for entry in manifest.array_entries} for manifest in (a, b))
     hashes = [{entry.path: entry.sha256 for entry in manifest.object_entries} for manifest in (a, b)]
-    found: list[dict[str, JsonValue]] = []
+    differences: list[dict[str, JsonValue]] = []
     for name in sorted(first.keys() | second.keys()):
-        left, right = first.get(name), second.get(name)
-        if left is None or right is None:
-            present = left or right
+        in_a, in_b = first.get(name), second.get(name)
+        if in_a is None or in_b is None:
+            present = in_a or in_b
             assert present is not None
-            what = "missing" if right is None else "extra"
-            found.append({"name": name, "what": what, "shape": present.shape, "dtype": present.dtype})
+            what = "missing" if in_b is None else "extra"
+            differences.append({"name": name, "what": what, "shape": present.shape, "dtype": present.dtype})
             continue
         fields = {
-            field: [getattr(left, field), getattr(right, field)]
+            field: [getattr(in_a, field), getattr(in_b, field)]
             for field in ("axes", "shape", "dtype", "grid")
-            if getattr(left, field) != getattr(right, field)
+            if getattr(in_a, field) != getattr(in_b, field)
         }
         if fields:
-            found.append({"name": name, "what": "different", **fields})
+            differences.append({"name": name, "what": "different", **fields})
             continue
-        if left.sha256 and right.sha256:  # packed arrays have a hash each
-            if left.sha256 != right.sha256:
-                found.append({"name": name, "what": "changed", "packed": True, "elements": math.prod(left.shape)})
+        if in_a.sha256 and in_b.sha256:  # packed arrays have a hash each
+            if in_a.sha256 != in_b.sha256:
+                differences.append({"name": name, "what": "changed", "packed": True, "elements": math.prod(in_a.shape)})
             continue
-        chunks = [path for path in left.objects if not path.endswith("/zarr.json")]
+        chunks = [path for path in in_a.objects if not path.endswith("/zarr.json")]
         changed = [path for path in chunks if hashes[0].get(path) != hashes[1].get(path)]
         if changed:
             entry = {"name": name, "what": "changed", "chunks": len(changed), "of": len(chunks)}
-            found.append({**entry, "packed": not left.grid, "elements": math.prod(left.shape)})
-    return found
+            differences.append({**entry, "packed": not in_a.grid, "elements": math.prod(in_a.shape)})
+    return differences
 
 
 def describe_difference(entry: dict[str, Any]) -> str:

@@ -135,11 +135,11 @@ def fan_out(
 
     with ThreadPoolExecutor(max(1, len(targets))) as pool:
         running = {name: pool.submit(copy, name) for name in targets}
-    errors = [error for each in running.values() if (error := each.exception()) is not None]
+    errors = [error for future in running.values() if (error := future.exception()) is not None]
     # The copies that were cancelled because of the first error do not have the reason.
     for error in sorted(errors, key=lambda error: isinstance(error, Cancelled)):
         raise error
-    return {name: each.result() for name, each in running.items()}
+    return {name: future.result() for name, future in running.items()}
 
 
 def _shares(
@@ -196,14 +196,14 @@ class _CombinedProgress:
 
 def _sum(parts: list[Progress], newest: str) -> Progress:
     """Add up the parts; the slowest one determines the time that is left."""
-    left = [part.eta_seconds for part in parts if part.bytes_done < part.bytes_total]
-    estimates = [each for each in left if each is not None]
+    etas = [copy.eta_seconds for copy in parts if copy.bytes_done < copy.bytes_total]
+    estimates = [eta for eta in etas if eta is not None]
     return Progress(
-        bytes_done=sum(part.bytes_done for part in parts),
-        bytes_total=sum(part.bytes_total for part in parts),
-        objects_done=sum(part.objects_done for part in parts),
-        objects_total=sum(part.objects_total for part in parts),
+        bytes_done=sum(copy.bytes_done for copy in parts),
+        bytes_total=sum(copy.bytes_total for copy in parts),
+        objects_done=sum(copy.objects_done for copy in parts),
+        objects_total=sum(copy.objects_total for copy in parts),
         object=newest,
-        bytes_per_second=sum(part.bytes_per_second for part in parts),
-        eta_seconds=None if len(estimates) < len(left) else max(estimates, default=0.0),
+        bytes_per_second=sum(copy.bytes_per_second for copy in parts),
+        eta_seconds=None if len(estimates) < len(etas) else max(estimates, default=0.0),
     )

@@ -12,13 +12,13 @@ def apart(size: int, chunks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]
 
     Of two that overlap, the earlier one stays. Copies into a bucket write parts of several lengths.
     """
-    found: list[tuple[int, int]] = []
+    separate: list[tuple[int, int]] = []
     end = 0
     for offset, length in sorted(chunks):
         if end <= offset < offset + length <= size:
-            found.append((offset, length))
+            separate.append((offset, length))
             end = offset + length
-    return found
+    return separate
 
 
 def gaps(size: int, chunks: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -72,8 +72,8 @@ class Meter:
         then, before = self._samples[0]
         elapsed = self._clock() - then
         rate = (self.bytes_sent - before) / elapsed if elapsed > 0 else 0.0
-        left = max(0, self.bytes_total - done)
-        eta = 0.0 if left == 0 else left / rate if rate > 0 else None
+        remaining = max(0, self.bytes_total - done)
+        eta = 0.0 if remaining == 0 else remaining / rate if rate > 0 else None
         objects = self.objects_present + self.objects_sent
         return Progress(done, self.bytes_total, objects, self.objects_total, self._object, rate, eta)
 

@@ -122,10 +122,10 @@ class StreamRoute:
         return Stream(self.source, self.target, sending, receiving, events, relayed=False, key=receive["key"])
 
     def _relayed_stream(self, sending: Future[Process], receiving: Future[Process], events: Events, key: str) -> Stream:
-        failed = [error for each in (sending, receiving) if (error := each.exception()) is not None]
+        failed = [error for end in (sending, receiving) if (error := end.exception()) is not None]
         if failed:
-            for each in (sending, receiving):
-                if each.exception() is None:
-                    each.result().close()
+            for end in (sending, receiving):
+                if end.exception() is None:
+                    end.result().close()
             raise failed[0]
         return Stream(self.source, self.target, sending.result(), receiving.result(), events, relayed=True, key=key)

@@ -258,17 +258,17 @@ class StreamPool:
                 self._meter.verified(path)
 
     def _queue_of(self, stream: Stream) -> SendQueue:
-        found = next((queue for queue in self._queues if stream in queue.streams), None)
-        if found is None:
+        queue = next((queue for queue in self._queues if stream in queue.streams), None)
+        if queue is None:
             name = stream.target.host.name
             raise TransferError(
                 f"{stream.target} reports bytes before any were requested", f"check which program answers on {name}"
             )
-        return found
+        return queue
 
     def _share(self, queue: SendQueue) -> None:
         """Send items to streams that need them; divide the bandwidth limit among all."""
-        busy = [stream for each in self._queues for stream in each.streams if not stream.done]
+        busy = [stream for other in self._queues for stream in other.streams if not stream.done]
         rate = self._limit / max(1, len(busy)) if self._limit else 0.0
         for stream in queue.streams:
             while queue.items and stream.needs_items(queue.queued_bytes):
@@ -291,8 +291,8 @@ class StreamPool:
         if kind == "hash":
             return self._explain(path, message)
         if kind == "full":
-            left = self._meter.bytes_total - self._meter.bytes_present - self._meter.bytes_sent
-            return disk_full(target, left if report.needed is None else report.needed, report.free)
+            remaining = self._meter.bytes_total - self._meter.bytes_present - self._meter.bytes_sent
+            return disk_full(target, remaining if report.needed is None else report.needed, report.free)
         if kind == "truncated":
             return origin.failure()
         if kind == "protocol" and isinstance(origin, Stream):

@@ -138,7 +138,7 @@ def ssh_argv(config: SshHostConfig, settings: SshSettings, command: str) -> list
     user, port = config.user or user, config.port or port
     return [
         "ssh", "-T", *settings.config_words, *settings.host_key_words,
-        *(word for each in options for word in ("-o", each)), *own,
+        *(word for option in options for word in ("-o", option)), *own,
         *(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", alias, command,
     ]  # fmt: skip
 

@@ -73,7 +73,7 @@ class TargetSession:
         self._process = start(target.host, session.serve, waiting=target.waiting())(
             directory=target.directory,
             generation=self.generation,
-            objects=[{"path": each["path"], "size": each["size"], "sha256": each["sha256"]} for each in objects],
+            objects=[{"path": entry["path"], "size": entry["size"], "sha256": entry["sha256"]} for entry in objects],
             manifest=manifest,
             text=text,
             root=target.host.root,

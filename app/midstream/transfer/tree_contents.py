@@ -44,9 +44,9 @@ class TreeContents:
     host_of: Mapping[str, str] = field(default_factory=dict[str, str])
     kind: str = CHECKPOINT
 
-    def only(self, wanted: Callable[[str], bool]) -> TreeContents:
+    def only(self, is_included: Callable[[str], bool]) -> TreeContents:
         """Return the contents with the wanted objects alone."""
-        return replace(self, objects=tuple(entry for entry in self.objects if wanted(entry["path"])))
+        return replace(self, objects=tuple(entry for entry in self.objects if is_included(entry["path"])))
 
     def with_endpoints(self, endpoints: Mapping[str, Endpoint]) -> TreeContents:
         """Return the contents with other hosts' objects assigned to ``endpoints``.
@@ -71,10 +71,10 @@ class TreeContents:
         for name, entries in entries_of.items():
             if name:
                 endpoint = self.endpoints[name]
-                found = endpoint.host.call(remote_objects.missing, timeout=HASH_TIMEOUT)(
+                faults = endpoint.host.call(remote_objects.missing, timeout=HASH_TIMEOUT)(
                     directory=endpoint.directory, objects=entries
                 )
-                missing += [(endpoint, path, what) for path, what in found]
+                missing += [(endpoint, path, what) for path, what in faults]
         if missing:
             endpoint, path, what = missing[0]
             more = f", and {count(len(missing) - 1, 'more object')}" if len(missing) > 1 else ""

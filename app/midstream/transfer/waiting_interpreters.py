@@ -39,8 +39,8 @@ class WaitingInterpreters:
     def close(self) -> None:
         """End the interpreters that are left, as soon as they have started. Idempotent."""
         with self._lock:
-            left, self._free = self._free, []
-        close_opened(left)
+            unused, self._free = self._free, []
+        close_opened(unused)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from midstream.operations.alerts import Alert
     from midstream.operations.create_target import CreatableTarget
     from midstream.operations.examine_checkpoint import CheckpointLocation
+    from midstream.operations.import_run import HostPath
     from midstream.operations.list_slices import SliceListing
     from midstream.operations.repair import Repair
     from midstream.operations.run_log import RunLog
@@ -346,6 +347,24 @@ class Actions:
         from midstream.operations.diff_checkpoints import diff_checkpoints
 
         return diff_checkpoints(self._location(run, first), self._location(run, second)).lines()
+
+    def report(self, snapshot: Snapshot, run_id: str, path: Path) -> str:
+        """Write the report of a run. Return the outcome."""
+        from midstream.operations.report import write_report
+
+        return f"saved: {write_report(self._hosts, snapshot, run_id, path).path.absolute()}"
+
+    def check_export(self, run: RunView, output: str) -> HostPath:
+        """Return where an export is written. UsageError where it cannot be."""
+        from midstream.operations.export_checkpoint import output_of
+
+        return output_of(self._fleet, run, output)
+
+    def export(self, run: RunView, checkpoint: str, form: str, output: str, say: Callable[[str], None]) -> str:
+        """Export a checkpoint of a run to ``output`` (HOST:PATH). Return the outcome."""
+        from midstream.operations.export_checkpoint import ExportRequest, export_checkpoint
+
+        return export_checkpoint(self._hosts, ExportRequest(run, checkpoint, form, self.check_export(run, output)), say)
 
     def config(self, run: RunView, attempt: int) -> str:
         """Return the resolved configuration of an attempt, as YAML."""

@@ -13,7 +13,7 @@ from midstream.suggestions import nearest
 from midstream.tui import commands
 from midstream.tui.base_app import BaseApp
 from midstream.tui.commands import Word
-from midstream.tui.screens import word_operations
+from midstream.tui.screens import report_and_export, word_operations
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration_screen import MigrationScreen
@@ -96,6 +96,7 @@ def read(app: BaseApp, text: str) -> Callable[[], object]:
         "theme": lambda: app.use_theme(argument),
         "config": lambda: word_operations.show_config(_front(app), argument),
         "check": lambda: word_operations.check(_front(app), argument),
+        "report": lambda: report_and_export.ask_report(_front(app), argument),
         "repair": lambda: word_operations.repair(_front(app), argument),
         "adopt": lambda: word_operations.adopt(_front(app), argument),
         "delete": lambda: word_operations.delete(_front(app), argument),

@@ -130,6 +130,8 @@ COMMANDS = (
     Command("process", ("r",), "Process", "choose the process whose log is shown", (RUN,)),
     Command("verify", ("V",), "Verify", "hash the selected checkpoint in place", (RUN,), hint=True),
     Command("diff", ("d",), "Diff", "compare checkpoints, attempts, or configs of runs", (RUN,), hint=True),
+    Command("export", ("E",), "Export model", "write the checkpoint for Hugging Face", (RUN,), hint=True, changes=True),
+    Command("report", ("D",), "Report", "save a page about the run, to show others", (RUN,)),
     Command("next", ("enter",), "Next", "go to preflight, then to migration", (WIZARD,), hint=True, changes=True),
     Command("previous", ("b",), "Previous", "back to the plan", (WIZARD,), hint=True),
     Command("checkpoint", ("c",), "Checkpoint", "migrate the current state or a checkpoint", (WIZARD,), hint=True),
@@ -242,6 +244,7 @@ WORDS = (
     Word("migration", "MIGRATION", "show a migration"),
     Word("migrate", "RUN", "open the wizard for a run", changes=True),
     Word("config", "RUN", "show the configuration of a run"),
+    Word("report", "RUN", "save a page about a run, to show others"),
     Word("check", "TARGET|RUN", "check a target, or a run before it is moved"),
     Word("repair", "RUN", "show damaged records, and repair them", changes=True),
     Word("adopt", "HOST:DIR", "adopt a trainer that runs there", changes=True),
@@ -268,6 +271,7 @@ ABOUT = {
         "full_log": ("logs",),
         "process": ("logs",),
         "verify": ("checkpoints",),
+        "export": ("checkpoints",),
         "diff": ("checkpoints", "info"),
     },
     HOST: dict.fromkeys(
@@ -369,7 +373,8 @@ def document() -> str:
     lines += ["| command | effect |", "|---|---|"]
     for word in WORDS:
         star = " \\*" if word.changes else ""
-        lines.append(f"| `:{word.name}{' ' + word.argument if word.argument else ''}`{star} | {word.description} |")
+        typed = f":{word.name} {word.argument}".rstrip().replace("|", "&#124;")  # a bar would end the cell
+        lines.append(f"| <code>{typed}</code>{star} | {word.description} |")
     return "\n".join(lines) + "\n"
 
 

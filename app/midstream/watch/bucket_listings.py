@@ -36,14 +36,14 @@ class BucketListings:
 
     def update(self, snapshot: Snapshot) -> None:
         """List the runs of this snapshot from now on."""
-        wanted: dict[str, Contents] = {}
+        runs_of: dict[str, Contents] = {}
         for views in snapshot.by_host.hosts:
             for run in self._in_buckets(views):
-                wanted.setdefault(run.store, {}).setdefault(run.run_id, {})[run.host] = _change_key(run)
-        for url in wanted.keys() | self._threads.keys():
+                runs_of.setdefault(run.store, {}).setdefault(run.run_id, {})[run.host] = _change_key(run)
+        for url in runs_of.keys() | self._threads.keys():
             if url not in self._threads:
                 self._threads[url] = _PrefixListing(self._fleet, url, self._store, self._stopped)
-            self._threads[url].set_runs(wanted.get(url, {}))
+            self._threads[url].set_runs(runs_of.get(url, {}))
 
     def _in_buckets(self, views: tuple[RunView, ...]) -> list[RunView]:
         """Return those of a host's runs that are stored in a bucket.
@@ -53,10 +53,10 @@ class BucketListings:
         if not views:
             return []
         host = views[0].host
-        known = self._stored.get(host)
-        if known is None or known[0] is not views:
-            known = self._stored[host] = (views, [run for run in views if run.store])
-        return known[1]
+        stored = self._stored.get(host)
+        if stored is None or stored[0] is not views:
+            stored = self._stored[host] = (views, [run for run in views if run.store])
+        return stored[1]
 
     def stop(self) -> None:
         """Request the threads to end.
@@ -105,10 +105,10 @@ class _PrefixListing:
                     self._changed.wait(wait)
                     continue
                 keys = self._wanted[due]
-            found, error = self._list(due)
+            checkpoints, error = self._list(due)
             self._listed[due] = (time.monotonic() + (RETRY_INTERVAL if error else LIST_INTERVAL), keys)
             if not self._stopped.is_set():
-                self._store.set_bucket_checkpoints(self._url, due, found, error)
+                self._store.set_bucket_checkpoints(self._url, due, checkpoints, error)
 
     def _due(self) -> tuple[str | None, float | None]:
         """Return the run to list now, or the seconds until the next one is due."""

@@ -176,7 +176,7 @@ class HostFeed:
             interval=self._probe_interval,
             devices=config.devices,
             visible=config.visible,
-            known=self._store.metrics_known(self.name),
+            positions=self._store.metrics_known(self.name),
         )
         return process, self._parse_json
 

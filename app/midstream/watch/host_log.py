@@ -106,21 +106,21 @@ def search(host: Host, path: str, query: LogQuery, place: int) -> log_pages.LogM
     Raises:
         RemoteError: The host names a match that is not where it was looked for, or more than the log can have.
     """
-    found = host.call(log_pages.search)(
+    hits = host.call(log_pages.search)(
         path=path,
         words=list(query.words),
         excluded=list(query.excluded),
         ignore_case=query.ignore_case,
         place=place,
     )
-    before, after = found.before, found.after
-    next_to_it = (before is None or before < place) and (after is None or place <= after < found.size)
-    if not next_to_it or not found.count <= found.searched <= found.size:
-        matches = count(found.count, "match", "matches")
+    before, after = hits.before, hits.after
+    next_to_it = (before is None or before < place) and (after is None or place <= after < hits.size)
+    if not next_to_it or not hits.count <= hits.searched <= hits.size:
+        matches = count(hits.count, "match", "matches")
         raise RemoteError(
-            f"{host.name}: runs.log_pages.search: {matches} in {found.searched} of {found.size} "
+            f"{host.name}: runs.log_pages.search: {matches} in {hits.searched} of {hits.size} "
             f"bytes, at {before} and {after} around {place} of {path}",
             "Answer",
             HINT,
         )
-    return found
+    return hits

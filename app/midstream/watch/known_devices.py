@@ -65,13 +65,13 @@ def remember_devices(fleet: Fleet, snapshot: Snapshot) -> None:
     if not fleet.path or not seen:
         return
     with suppress(OSError):
-        known = dict(_read().hosts)
+        hosts = dict(_read().hosts)
         for key, kinds in seen.items():
-            known.pop(key, None)
-            known[key] = KnownDevices(kinds, time.time())
+            hosts.pop(key, None)
+            hosts[key] = KnownDevices(kinds, time.time())
         path = devices_file()
         make_directory(path.parent)
-        text = json.dumps(asdict(_Hosts(dict(list(known.items())[-HOSTS:]))))
+        text = json.dumps(asdict(_Hosts(dict(list(hosts.items())[-HOSTS:]))))
         records.write_bytes(str(path), text.encode())
 
 

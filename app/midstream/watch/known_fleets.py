@@ -59,5 +59,5 @@ def remember_fleet(fleet: Fleet) -> None:
 
 
 def _stamp(path: Path) -> list[Any]:
-    found = os.stat(path)
-    return [found.st_mtime_ns, found.st_size, found.st_ino, __version__]
+    status = os.stat(path)
+    return [status.st_mtime_ns, status.st_size, status.st_ino, __version__]

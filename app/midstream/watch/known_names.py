@@ -71,14 +71,14 @@ def _of_live_hosts(fleet: Fleet, snapshot: Snapshot) -> dict[str, dict[str, Json
     detailed, names = DETAILED_SIZE, NAMES_SIZE
     for run in sorted(runs, key=lambda run: not run.running):
         if detailed > 0:
-            found = _checkpoints(fleet, run)
-            detailed -= len(json.dumps({run.run_id: found}, indent=1))
+            names_of_run = _checkpoints(fleet, run)
+            detailed -= len(json.dumps({run.run_id: names_of_run}, indent=1))
         elif names > 0:
-            found = {}
+            names_of_run = {}
             names -= len(run.run_id) + OVERHEAD
         else:
             break
-        hosts[run.host][run.run_id] = found
+        hosts[run.host][run.run_id] = names_of_run
     return hosts
 
 
@@ -91,10 +91,9 @@ def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, JsonValue]:
 
     config = fleet.hosts.get(run.host)
     paths = records.RunPaths(config.root if config else "", run.run_id, run.store)
-    complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
-    newest = sorted(complete, key=lambda one: (one.step, one.attempt), reverse=True)[:CHECKPOINTS]
+    newest = sorted(run.usable, key=lambda checkpoint: checkpoint.order, reverse=True)[:CHECKPOINTS]
     prefix = "" if run.store else f"{run.host}:"
     return {
-        "steps": [one.step for one in newest],
-        "checkpoints": [prefix + paths.checkpoint(one.name) for one in newest] if config else [],
+        "steps": [checkpoint.step for checkpoint in newest],
+        "checkpoints": [prefix + paths.checkpoint(checkpoint.name) for checkpoint in newest] if config else [],
     }

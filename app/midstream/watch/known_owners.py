@@ -38,17 +38,17 @@ def remember_owners(snapshot: Snapshot, only: Collection[str] | None = None) -> 
         if judgement.chain is None or not owners:
             continue
         seen = [
-            (each.epoch, each.step, copy.host)
+            (checkpoint.epoch, checkpoint.step, copy.host)
             for copy in owners
-            for each in copy.checkpoints
-            if each.complete and each.accepted and each.epoch <= judgement.chain.head.epoch
+            for checkpoint in copy.usable
+            if checkpoint.epoch <= judgement.chain.head.epoch
         ]
         epoch, step, host = max(seen) if seen else (0, None, "")
         before = judgement.remembered
-        known = (-1, -1)
+        remembered = (-1, -1)
         if before is not None and before.chain.continues(judgement.chain):
-            known = before.epoch, -1 if before.step is None else before.step
-        if (epoch, -1 if step is None else step) <= known:
+            remembered = before.epoch, -1 if before.step is None else before.step
+        if (epoch, -1 if step is None else step) <= remembered:
             continue
         with suppress(MidstreamError):
             memory.remember(judgement.chain, step=step, epoch=epoch, host=host)

@@ -204,9 +204,9 @@ class CurveRows(Sequence[Row]):
         splice = self._splice
         for attempt, begin, end in self.stretches(start, stop):
             _, index = splice.origin(begin)
-            some, known = splice.attempts[attempt].numbers(name, index, index + end - begin)
+            some, present = splice.attempts[attempt].numbers(name, index, index + end - begin)
             values.extend(some)
-            exists += known
+            exists += present
         for position, row in tuple(splice.merged.items()):  # the thread of the host's feed adds further ones
             if start <= position < stop and name in row:
                 value = row[name]
@@ -224,6 +224,17 @@ def newest_value(curve: Sequence[Row], name: str, rows: int | None = None) -> An
         return curve.newest(name, rows)
     searched = curve if rows is None else curve[-rows:]
     return next((row[name] for row in reversed(searched) if name in row), None)
+
+
+def numbers(curve: Sequence[Row], name: str, start: int, stop: int) -> tuple[array[float], bytes]:
+    """Return a column of the rows ``start <= i < stop``, as `CurveRows.numbers` does."""
+    if isinstance(curve, CurveRows):
+        return curve.numbers(name, start, stop)
+    values = [row.get(name) for row in curve[start:stop]]
+    return (
+        array("d", [value if isinstance(value, int | float) else float("nan") for value in values]),
+        bytes(name in row for row in curve[start:stop]),
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -280,8 +291,8 @@ class LossCurve:
             step = self._accepted(attempt, columns, index)
             if step is None:
                 continue
-            known = self._spliced.steps
-            if not known or step > known[-1]:
+            steps = self._spliced.steps
+            if not steps or step > steps[-1]:
                 self._spliced.append(step, attempt, index)
             elif newest and inserted < MAX_INSERTED:
                 inserted += self._place(attempt, step, index)

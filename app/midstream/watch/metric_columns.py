@@ -171,8 +171,8 @@ class MetricColumns:
         """Append a row."""
         columns = self._columns
         if isinstance(columns, _PackedColumns):
-            found = {name: columns.column(name) for name in columns.names}
-            columns = self._columns = {name: column for name, column in found.items() if column is not None}
+            unpacked = {name: columns.column(name) for name in columns.names}
+            columns = self._columns = {name: column for name, column in unpacked.items() if column is not None}
         for name, value in row.items():
             column = columns.get(name)
             if column is None:
@@ -193,8 +193,8 @@ class MetricColumns:
         """Return row ``index``."""
         columns = self._columns
         names = columns.names if isinstance(columns, _PackedColumns) else tuple(columns)
-        found = {name: self._get(index, name) for name in names}
-        return {name: value for name, (exists, value) in found.items() if exists}
+        cells = {name: self._get(index, name) for name in names}
+        return {name: value for name, (exists, value) in cells.items() if exists}
 
     def has_column(self, name: str) -> bool:
         """Return True if any row has the name."""
@@ -227,8 +227,8 @@ class MetricColumns:
         column = columns.column(name) if isinstance(columns, _PackedColumns) else columns.get(name)
         if column is None:
             return array("d", [math.nan]) * (stop - start), bytes(stop - start)
-        wanted = stop - start
+        length = stop - start
         # Each is as long as it is now: the thread of the host's feed may be adding a later value.
         values, kinds = column.values[start:stop], bytes(column.kinds[start:stop])
-        values.extend([math.nan] * (wanted - len(values)))
-        return values, kinds.ljust(wanted, bytes(1))
+        values.extend([math.nan] * (length - len(values)))
+        return values, kinds.ljust(length, bytes(1))

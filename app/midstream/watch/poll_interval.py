@@ -42,10 +42,10 @@ class PollInterval:
         cost = (spent - self._before) / passed
         self._at, self._before = now, spent
         if cost > TARGET_COST * COST_TOLERANCE:
-            wanted = self.seconds * min(2.0, cost / TARGET_COST)
+            seconds = self.seconds * min(2.0, cost / TARGET_COST)
         elif cost < TARGET_COST / COST_TOLERANCE:
-            wanted = self.seconds * 0.8
+            seconds = self.seconds * 0.8
         else:
             return False
-        before, self.seconds = self.seconds, round(max(self._shortest, min(MAX_INTERVAL, wanted)), 2)
+        before, self.seconds = self.seconds, round(max(self._shortest, min(MAX_INTERVAL, seconds)), 2)
         return self.seconds != before

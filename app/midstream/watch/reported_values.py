@@ -16,9 +16,9 @@ def inventory(line: ReportLine) -> dict[str, Any]:
     """Return fields of a Machine. Fields of a newer probe are ignored."""
     plain = ("system", "kernel", "glibc", "cpu_model", "driver", "cuda", "clock_synchronized")
     lists = {"users": AcceleratorUser, "disks": Disk, "infiniband": InfinibandPort}
-    found = {name: line[name] for name in plain if name in line}
-    return found | {
-        name: tuple(reported(kind, each) for each in line[name][:MAX_LISTED])
+    values = {name: line[name] for name in plain if name in line}
+    return values | {
+        name: tuple(reported(kind, entry) for entry in line[name][:MAX_LISTED])
         for name, kind in lists.items()
         if name in line
     }

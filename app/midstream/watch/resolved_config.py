@@ -44,8 +44,8 @@ def parse_log(log: str) -> str:
 
     The lines end before the next timestamp.
     """
-    _, found, rest = log.partition(_HEADING)
-    if not found:
+    _, heading, rest = log.partition(_HEADING)
+    if not heading:
         return ""
     lines = rest.splitlines()[1:]
     end = next((number for number, line in enumerate(lines) if _STAMPED.match(line)), len(lines))
@@ -77,19 +77,24 @@ def value_of(text: str) -> RunConfig:
         raise MidstreamError(f"the configuration in the log cannot be read: {words}", "midstream --log RUN") from None
 
 
+def fields(text: str) -> dict[str, Any]:
+    """Return the fields of a configuration (YAML) by their dotted names."""
+    return _flat(value_of(text) or {})
+
+
 def changes(before: str, after: str) -> list[ConfigChange]:
     """Return the fields in which two configurations (YAML) differ, sorted by name."""
-    one, other = (flat(value_of(text) or {}) for text in (before, after))
-    found = []
-    for name in sorted(one.keys() | other.keys()):
-        first, second = one.get(name, _ABSENT), other.get(name, _ABSENT)
+    old, new = fields(before), fields(after)
+    differences = []
+    for name in sorted(old.keys() | new.keys()):
+        first, second = old.get(name, _ABSENT), new.get(name, _ABSENT)
         if second is _ABSENT:
-            found.append(ConfigChange(name, "removed", before=first))
+            differences.append(ConfigChange(name, "removed", before=first))
         elif first is _ABSENT:
-            found.append(ConfigChange(name, "added", after=second))
+            differences.append(ConfigChange(name, "added", after=second))
         elif first != second:
-            found.append(ConfigChange(name, "changed", first, second))
-    return found
+            differences.append(ConfigChange(name, "changed", first, second))
+    return differences
 
 
 def unchanged(first: int, second: int) -> str:
@@ -107,12 +112,12 @@ def line(change: ConfigChange, arrow: str = "->") -> str:
     return f"+ {change.name} {change.after}" if change.kind == "added" else f"- {change.name} {change.before}"
 
 
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     """Flatten nested mappings to dotted names."""
     if not isinstance(value, Mapping) or not value:
         return {prefix: value}
     return {
         name: item
         for key, inner in value.items()
-        for name, item in flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
+        for name, item in _flat(inner, f"{prefix}.{key}" if prefix else str(key)).items()
     }

@@ -105,8 +105,8 @@ class RunCopy:
             if key in line:
                 changes |= self._parsed(key, lambda key=key, kind=kind: {key: _record(kind, key, line[key])})
         self._view = replace(self._view, **changes)
-        known = {attempt for attempt, *_ in self.positions}
-        for attempt in known - set(line.get("attempts", known)):
+        attempts = {attempt for attempt, *_ in self.positions}
+        for attempt in attempts - set(line.get("attempts", attempts)):
             self._restart(attempt)
         if "fence" in changes or "lineage" in changes:
             self._parsed("curve", lambda: self._curve.set_records(self._view.lineage, self._view.fence))

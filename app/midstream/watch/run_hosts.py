@@ -8,6 +8,6 @@ from midstream.watch.snapshot import RunView, Snapshot
 def hosts_of(snapshot: Snapshot, run: RunView, attempt: int) -> list[str]:
     """Return the watched hosts of an attempt, by its target or by their last attempt."""
     targets = [entry.target for entry in run.lineage.entries if entry.attempt == attempt] if run.lineage else []
-    found = [target for target in targets if target in snapshot.system]
-    found += [copy.host for copy in snapshot.copies(run.run_id) if copy.status and copy.status.attempt == attempt]
-    return [host for host in dict.fromkeys(found) if host in snapshot.system]
+    hosts = [target for target in targets if target in snapshot.system]
+    hosts += [copy.host for copy in snapshot.copies(run.run_id) if copy.status and copy.status.attempt == attempt]
+    return [host for host in dict.fromkeys(hosts) if host in snapshot.system]

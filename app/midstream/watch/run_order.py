@@ -41,11 +41,11 @@ class RunsByHost(Sequence[Copy], Generic[Copy]):
     @classmethod
     def of(cls, runs: Iterable[Copy]) -> RunsByHost[Copy]:
         """Return the views by host, in the order in which the hosts occur."""
-        found: dict[str, list[Copy]] = {}
+        by_host: dict[str, list[Copy]] = {}
         for run in runs:
-            found.setdefault(run.host, []).append(run)
-        numbers = {host: number for number, host in enumerate(found)}
-        return cls(numbers, (tuple(sorted(views, key=_run_id)) for views in found.values()))
+            by_host.setdefault(run.host, []).append(run)
+        numbers = {host: number for number, host in enumerate(by_host)}
+        return cls(numbers, (tuple(sorted(views, key=_run_id)) for views in by_host.values()))
 
     @cached_property
     def _starts(self) -> list[int]:
@@ -125,27 +125,27 @@ class RunOrder:
             after: The same hosts with other runs.
         """
         changes = [
-            (number, dropped, found)
+            (number, dropped, appeared)
             for number, (old, new) in enumerate(zip(before.hosts, after.hosts, strict=True))
             if old is not new
-            for dropped, found in [_differences(old, new)]
-            if dropped or found
+            for dropped, appeared in [_differences(old, new)]
+            if dropped or appeared
         ]
         if not changes:
             return self
         hosts, several = self._hosts.copy(), set(self.several)
         removed, added = set[str](), list[str]()
-        for number, dropped, found in changes:
+        for number, dropped, appeared in changes:
             for run_id in dropped:
-                others = tuple(each for each in _numbers(hosts[run_id]) if each != number)
+                others = tuple(other for other in _numbers(hosts[run_id]) if other != number)
                 hosts[run_id] = others[0] if len(others) == 1 else others
                 removed.add(run_id)
-            for run_id in found:
-                known = _numbers(hosts[run_id]) if run_id in hosts else ()
+            for run_id in appeared:
+                numbers = _numbers(hosts[run_id]) if run_id in hosts else ()
                 if run_id not in hosts:
                     added.append(run_id)
-                hosts[run_id] = tuple(sorted((*known, number))) if known else number
-                several.update((run_id,) if known else ())
+                hosts[run_id] = tuple(sorted((*numbers, number))) if numbers else number
+                several.update((run_id,) if numbers else ())
         for run_id in removed:
             if not isinstance(hosts[run_id], tuple):
                 several.discard(run_id)
@@ -158,8 +158,8 @@ class RunOrder:
         return RunOrder(hosts, ids, frozenset(several))
 
 
-def _numbers(found: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (found,) if isinstance(found, int) else found
+def _numbers(numbers: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (numbers,) if isinstance(numbers, int) else numbers
 
 
 def _differences(old: Sequence[CopyOfRun], new: Sequence[CopyOfRun]) -> tuple[set[str], set[str]]:

@@ -86,9 +86,9 @@ class SeriesFiles:
         for host, series in self._system.items():
             if self._stopped.is_set():
                 return
-            found = read(self._file(host))
-            if found is not None:
-                series.restore(found, time.time())
+            tiers = read(self._file(host))
+            if tiers is not None:
+                series.restore(tiers, time.time())
             self._written[host] = 0
         self.restored.set()
 
@@ -105,7 +105,7 @@ class SeriesFiles:
 
 def write(file: Path, tiers: list[StoredTier]) -> None:
     """Replace a host's file."""
-    body = b"".join(part.tobytes() for tier in tiers for part in (tier.times, *tier.columns.values()))
+    body = b"".join(column.tobytes() for tier in tiers for column in (tier.times, *tier.columns.values()))
     head: dict[str, JsonValue] = {
         "format": FORMAT,
         "byteorder": sys.byteorder,
@@ -126,21 +126,21 @@ def read(file: Path) -> list[StoredTier] | None:
         head = cast("dict[str, Any]", json.loads(line))
         if (head["format"], head["byteorder"], head["crc32"]) != (FORMAT, sys.byteorder, zlib.crc32(body)):
             return None
-        found = list[StoredTier]()
+        tiers = list[StoredTier]()
         at = 0
         for (_, capacity), tier in zip(TIERS, head["tiers"], strict=True):
             points, keys = int(tier["points"]), [_key(key) for key in tier["keys"]]
             if not 0 <= points <= 2 * capacity:
                 return None
             parts = [array("d"), *(array("f") for _ in keys)]
-            for part in parts:
-                size = points * part.itemsize
-                part.frombytes(body[at : at + size])
+            for column in parts:
+                size = points * column.itemsize
+                column.frombytes(body[at : at + size])
                 at += size
             if at > len(body):
                 return None
-            found.append(StoredTier(parts[0], dict(zip(keys, parts[1:], strict=True))))
-        return found
+            tiers.append(StoredTier(parts[0], dict(zip(keys, parts[1:], strict=True))))
+        return tiers
     except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         return None
 
@@ -158,7 +158,7 @@ def remove_old(directory: Path, now: float | None = None) -> None:
     Old files have not been written for a day.
     """
     oldest = (time.time() if now is None else now) - DAY
-    for folder in [each for each in directory.glob("*") if each.is_dir()]:
+    for folder in [folder for folder in directory.glob("*") if folder.is_dir()]:
         with suppress(OSError):  # another session may remove them at the same time
             for file in folder.iterdir():
                 if file.stat().st_mtime < oldest:

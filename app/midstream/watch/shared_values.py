@@ -42,11 +42,11 @@ class SharedValues:
         if kind is not list and kind is not dict:
             return value, kind is not float
         key = marshal.dumps(value, KEY_FORMAT)
-        known = self._known.get(key)
-        if known is not None:
-            return known, True
-        parts = [self._share(each) for each in (value if kind is list else value.values())]
-        shared: Any = [each for each, _ in parts]
+        earlier = self._known.get(key)
+        if earlier is not None:
+            return earlier, True
+        parts = [self._share(element) for element in (value if kind is list else value.values())]
+        shared: Any = [element for element, _ in parts]
         if kind is dict:
             shared = dict(zip((self._remember(name, name) for name in value), shared, strict=True))
         repeats = all(may_repeat for _, may_repeat in parts)

@@ -113,7 +113,7 @@ class ShellProbeParser:
         if "users" in self._sections:
             memory = nvidia.parse_apps(self._text("apps")).memory
             users = inventory.parse_processes(self._text("users"), began, memory, self._root)
-            ours = {pid for each in self._accelerators() for pid in each["pids"]}
+            ours = {pid for accelerator in self._accelerators() for pid in accelerator["pids"]}
             self._users = [user for user in users if self._visible is None or user["pid"] in ours]
         kernel = self._text("kernel").split()
         return {
@@ -177,5 +177,5 @@ class ShellProbeParser:
 
 def _seconds(text: str) -> float | None:
     """Parse ``date +%s.%N``; seconds alone where ``%N`` is not supported."""
-    found = re.match(r"(\d{9,11})(\.\d{1,9})?", text.strip(), re.ASCII)
-    return float(found.group(0)) if found else None
+    matched = re.match(r"(\d{9,11})(\.\d{1,9})?", text.strip(), re.ASCII)
+    return float(matched.group(0)) if matched else None

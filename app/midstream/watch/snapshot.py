@@ -182,6 +182,11 @@ class RunView:
         return self.status.step if self.status else None
 
     @property
+    def usable(self) -> list[ListedCheckpoint]:
+        """The checkpoints that the run can continue from."""
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.usable]
+
+    @property
     def remark(self) -> str:
         """Reason of its wait, of its stop, or why it is unknown; empty for none."""
         if self.state == "unknown":
@@ -244,17 +249,17 @@ class Snapshot:
         Among equals the one with the highest fence epoch is first. A sealed source has the new epoch too; copies that
         have run under it come before it.
         """
-        found = self._shown(run_id)
-        if len(found) < 2:
-            return found
-        judgement = self._judge(run_id, found)
+        copies = self._shown(run_id)
+        if len(copies) < 2:
+            return copies
+        judgement = self._judge(run_id, copies)
 
         def newest(run: RunView) -> tuple[int, int, int, int, int]:
             process = run.status.process if run.status else 0
             rank = judgement.standing(run.host).rank
             return rank, run.epoch, run.status.epoch if run.status else 0, run.attempt, -process
 
-        return tuple(sorted(found, key=newest, reverse=True))
+        return tuple(sorted(copies, key=newest, reverse=True))
 
     def believed(self, run_id: str) -> tuple[RunView, ...]:
         """Return the copies of the run without those that only claim to be its owner's.
@@ -315,13 +320,13 @@ class Snapshot:
         now, then = self.by_host, before.by_host
         if now.numbers != then.numbers:
             then = RunsByHost(now.numbers, (then.on(host) for host in now.numbers))
-        found: list[tuple[RunView | None, RunView]] = []
+        changes: list[tuple[RunView | None, RunView]] = []
         for old, new in zip(then.hosts, now.hosts, strict=True):
             if old is new:
                 continue
             if len(old) == len(new) and all(a.run_id == b.run_id for a, b in zip(old, new, strict=True)):
-                found += [pair for pair in zip(old, new, strict=True) if pair[0] is not pair[1]]
+                changes += [pair for pair in zip(old, new, strict=True) if pair[0] is not pair[1]]
             else:
-                known = {run.run_id: run for run in old}
-                found += [(known.get(run.run_id), run) for run in new if known.get(run.run_id) is not run]
-        return found
+                earlier = {run.run_id: run for run in old}
+                changes += [(earlier.get(run.run_id), run) for run in new if earlier.get(run.run_id) is not run]
+        return changes

@@ -74,8 +74,8 @@ class SnapshotStore:
 
     def snapshot(self) -> Snapshot:
         """Return the current snapshot, the same object until something changes."""
-        if (known := self._snapshot) is not None:
-            return known  # without waiting for an event that is being merged
+        if (snapshot := self._snapshot) is not None:
+            return snapshot  # without waiting for an event that is being merged
         with self.changed:
             if self._snapshot is None:
                 runs = RunsByHost[RunView](self._numbers, map(self._shown.__getitem__, self._numbers))
@@ -225,7 +225,9 @@ class SnapshotStore:
             disk_total=gauges["disk_total"],
             disk_free=gauges["disk_free"],
             clock_skew=skew,
-            accelerators=tuple(reported(Accelerator, each) for each in gauges["accelerators"][:MAX_LISTED]),
+            accelerators=tuple(
+                reported(Accelerator, accelerator) for accelerator in gauges["accelerators"][:MAX_LISTED]
+            ),
             **self._inventory.get(host, {}),
         )
         self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)

@@ -87,14 +87,14 @@ def accelerator_values(accelerators: Any) -> list[tuple[Key, float]]:
 
     The accelerators are numbered as the host numbers them.
     """
-    found: list[tuple[Key, float]] = []
+    values: list[tuple[Key, float]] = []
     for entry in cast("list[Any]", accelerators)[:MAX_ACCELERATORS] if isinstance(accelerators, list) else ():
         fields = object_or_empty(entry)
         index = fields.get("index")
         if type(index) is int and 0 <= index < MAX_ACCELERATORS:
-            found += [
+            values += [
                 (key, value)
                 for key, name, low, limit in _OF_ACCELERATOR[index]
                 if isinstance(value := fields.get(name), int | float) and low <= value <= limit
             ]
-    return found
+    return values

@@ -133,10 +133,10 @@ class Watcher:
                 return snapshot
             with changed:
                 while self._store.snapshot() is snapshot:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if self._stopped.is_set() or (left is not None and left <= 0):
+                    remaining = None if deadline is None else deadline - time.monotonic()
+                    if self._stopped.is_set() or (remaining is not None and remaining <= 0):
                         return None
-                    changed.wait(left)
+                    changed.wait(remaining)
 
     @property
     def queued(self) -> bool:

@@ -23,7 +23,7 @@ from midstream_core.object_store.gcs_errors import LOGIN, is_transient, no_bucke
 from midstream_core.object_store.gcs_session import open_storage
 from midstream_core.object_store.joined_crc32c import combined, crc_number, crc_text
 from midstream_core.object_store.object_checksum import ObjectChecksum, decoded
-from midstream_core.object_store.range_read import RangeRead, TakeError
+from midstream_core.object_store.range_read import RangeRead, RangeReader
 from midstream_core.object_store.urls import joined, split_url
 
 COMPOSED = 32  # objects that the service joins in one request
@@ -41,7 +41,7 @@ def _retry() -> Retry:
     return default.with_predicate(is_transient).with_delay(**pauses).with_timeout(retries.RETRY_TIMEOUT)
 
 
-class GcsClient:
+class GcsClient(RangeReader):
     """The objects below ``gs://bucket/prefix``; see `BucketClient`."""
 
     def __init__(self, url: str, access: Access) -> None:
@@ -183,27 +183,6 @@ class GcsClient:
             with self._errors(path):
                 blob.reload(**self._patience())
         return data, str(blob.generation)
-
-    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
-        data = bytearray(length)
-        return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
-
-    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
-        return self._read(path, offset, len(into), RangeRead(len(into), into), version)
-
-    def read_blocks(
-        self,
-        path: str,
-        offset: int,
-        length: int,
-        memory: memoryview,
-        take: Callable[[memoryview], None],
-        version: str | None = None,
-    ) -> int:
-        try:
-            return self._read(path, offset, length, RangeRead(length, memory, take), version)
-        except TakeError as failed:
-            raise failed.error from None
 
     def _read(self, path: str, offset: int, length: int, reading: RangeRead, version: str | None) -> int:
         """Read a range; return how many bytes arrived.

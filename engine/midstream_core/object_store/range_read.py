@@ -87,3 +87,35 @@ class RangeRead:
                 self._take(block)
             except Exception as error:  # noqa: BLE001  raised again by the client, where nothing repeats it
                 raise TakeError(error) from None
+
+
+class RangeReader:
+    """The reading of ranges of a `BucketClient`, over one method of its own."""
+
+    def _read(self, path: str, offset: int, length: int, reading: RangeRead, version: str | None) -> int:
+        """Read a range; return how many bytes arrived."""
+        raise NotImplementedError
+
+    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
+        """Return a range; fewer bytes at the object's end."""
+        data = bytearray(length)
+        return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
+
+    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
+        """Read a range into memory, as `BucketClient.read_into`."""
+        return self._read(path, offset, len(into), RangeRead(len(into), into), version)
+
+    def read_blocks(
+        self,
+        path: str,
+        offset: int,
+        length: int,
+        memory: memoryview,
+        take: Callable[[memoryview], None],
+        version: str | None = None,
+    ) -> int:
+        """Read a range block by block, as `BucketClient.read_blocks`."""
+        try:
+            return self._read(path, offset, length, RangeRead(length, memory, take), version)
+        except TakeError as failed:
+            raise failed.error from None

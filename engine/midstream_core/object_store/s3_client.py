@@ -24,7 +24,7 @@ from midstream_core.object_store.errors import (
     StoreError,
 )
 from midstream_core.object_store.object_checksum import ObjectChecksum
-from midstream_core.object_store.range_read import RangeRead, TakeError
+from midstream_core.object_store.range_read import RangeRead, RangeReader
 from midstream_core.object_store.s3_checksums import checksum_of
 from midstream_core.object_store.s3_multipart import (
     MAX_PARTS,
@@ -42,7 +42,7 @@ WRITES = 10  # times that an object is written while others replace it
 ONE_REQUEST = 64 << 20  # bytes up to which a file is written in one request
 
 
-class S3Client(S3Requests):
+class S3Client(S3Requests, RangeReader):
     """The objects below ``s3://bucket/prefix``; see `BucketClient`."""
 
     def __init__(self, url: str, access: Access) -> None:
@@ -136,27 +136,6 @@ class S3Client(S3Requests):
             return bytes(data), tag_of(answer), answer.get("Metadata", {}).get(HASH)
 
         return self.request(path, once, conditional=version is not None)
-
-    def read(self, path: str, offset: int, length: int, version: str | None = None) -> bytes:
-        data = bytearray(length)
-        return bytes(memoryview(data)[: self.read_into(path, offset, memoryview(data), version)])
-
-    def read_into(self, path: str, offset: int, into: memoryview, version: str | None = None) -> int:
-        return self._read(path, offset, len(into), RangeRead(len(into), into), version)
-
-    def read_blocks(
-        self,
-        path: str,
-        offset: int,
-        length: int,
-        memory: memoryview,
-        take: Callable[[memoryview], None],
-        version: str | None = None,
-    ) -> int:
-        try:
-            return self._read(path, offset, length, RangeRead(length, memory, take), version)
-        except TakeError as failed:
-            raise failed.error from None
 
     def _read(self, path: str, offset: int, length: int, reading: RangeRead, version: str | None) -> int:
         if not length:

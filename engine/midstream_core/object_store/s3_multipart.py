@@ -100,7 +100,7 @@ class MultipartUpload:
 
     def complete(self, condition: dict[str, str]) -> str:
         """Make the object of its parts, on a condition; return its ETag."""
-        parts = [{"PartNumber": number, **part} for number, part in sorted(self._parts.items())]
+        parts = [{"PartNumber": number, **uploaded} for number, uploaded in sorted(self._parts.items())]
         answer = self.requests.request(
             self.path,
             lambda client: client.complete_multipart_upload(

@@ -61,7 +61,7 @@ def run_process(arguments: Sequence[str], signals: Signals) -> int:
         run_id = _checked(loaded.config.trainer.id or os.environ.get("RUN_ID"))
         _ = loaded.config.data.given_tokenizer  # a mistake that is reported before anything is written
         distributed = complete(loaded.config.trainer.distributed, os.environ)
-        if distributed.wanted and not os.environ.get("MIDSTREAM_ATTEMPT"):
+        if distributed.has_peers and not os.environ.get("MIDSTREAM_ATTEMPT"):
             # Started without a launcher: process 0 decides run and attempt, so the rendezvous comes first.
             processes = rendezvous(distributed, os.environ, str(run_id or ""), _print_end_of_others)
             run_id = processes.broadcast("run", lambda: str(run_id or _random_id()).encode()).decode()
@@ -148,7 +148,7 @@ def _attempt(
     before: bytes | None = None  # of ``run.yaml``, where this process replaces it
     try:
         distributed = complete(config.trainer.distributed, os.environ)
-        if distributed.wanted and processes.client is None:
+        if distributed.has_peers and processes.client is None:
             status.update(message="waits for the other processes")
             token = f"{attempt.paths.run_id}/{attempt.number}"
             processes = rendezvous(

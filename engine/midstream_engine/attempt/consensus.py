@@ -48,13 +48,13 @@ def agree_on_origin(attempt: AttemptRecord, find: Callable[[], Origin | None]) -
         return find()
     settle_shares(attempt)
 
-    def found() -> bytes:
+    def encoded() -> bytes:
         origin = find()
         if origin is None:
             return b"null"
         return json.dumps(dataclasses.asdict(origin)).encode()
 
-    value: dict[str, Any] | None = json.loads(processes.broadcast("origin", found))
+    value: dict[str, Any] | None = json.loads(processes.broadcast("origin", encoded))
     if value is None:
         return None
     origin = Origin(**value)

@@ -20,7 +20,7 @@ _TILE = 64  # elements along one side, twice as many along the other: two tiles 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
     """Return a tuple of slices, as a sharding has it, as a box."""
-    return tuple(part.indices(length)[:2] for part, length in zip(index, shape, strict=True))
+    return tuple(selected.indices(length)[:2] for selected, length in zip(index, shape, strict=True))
 
 
 def full_box(shape: Sequence[int]) -> Box:
@@ -97,7 +97,7 @@ def gather(box: Box, pieces: Sequence[tuple[Box, Piece]], out: np.ndarray | None
             return view
         copy_rows(out, view)
         return out
-    if sum(volume(part) for part, _, _ in shared) != volume(box):
+    if sum(volume(shared_box) for shared_box, _, _ in shared) != volume(box):
         return None
     result = np.empty(extent(box), pieces[0][1].dtype) if out is None else out
     for shared_box, origin, data in shared:

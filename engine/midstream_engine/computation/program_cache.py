@@ -149,7 +149,10 @@ def _key(setup: CompilePlan, name: str) -> str:
         "model": config["model"],
         "optimizer": config["optimizer"],
         "z_loss_weight": config["z_loss_weight"],
-        **{part: {key: value for key, value in config[part].items() if key not in _WITHOUT_EFFECT} for part in _PARTS},
+        **{
+            section: {key: value for key, value in config[section].items() if key not in _WITHOUT_EFFECT}
+            for section in _PARTS
+        },
         "vocabulary": setup.tokenizer.vocab_size,
         "eos": setup.eos,
         "mesh": [list(setup.layout.mesh.shape.items()), [device.id for device in devices], devices[0].device_kind],

@@ -52,7 +52,7 @@ class DistributedConfig:
                 raise ConfigError(f"trainer.distributed.{name}: {getattr(self, name)} is not a number of seconds")
 
     @property
-    def wanted(self) -> bool:
+    def has_peers(self) -> bool:
         """Whether there is more than this process."""
         return self.coordinator_address is not None or self.initialize_jax_distributed
 

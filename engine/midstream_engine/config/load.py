@@ -119,11 +119,11 @@ def _one_line(error: Exception, value: object) -> ConfigError:
     key_path = [str(key) for key in getattr(error, "key_path", ())]
     message = _INTERNALS.sub("", " ".join(str(getattr(error, "message", error)).split()))
     place = ""
-    for part in key_path:
+    for name in key_path:
         if not isinstance(value, dict):
             break
-        place = getattr(value, "places", {}).get(part) or place
-        value = value.get(part)
+        place = getattr(value, "places", {}).get(name) or place
+        value = value.get(name)
     key = ".".join(key_path) or "configuration"
     where = place if place == f"--{key}" else f"{place}: {key}" if place else key
     return ConfigError(f"{where}: {message}")

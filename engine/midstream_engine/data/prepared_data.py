@@ -91,11 +91,11 @@ def open_validation(
     the same text and this host has that cache, it is used, even if the URLs have changed or are unreachable.
     """
     sets, requests = {}, {}
-    for name, part in sorted((config.configs or {"": config}).items()):
-        urls = validation_urls(part)
+    for name, component in sorted((config.configs or {"": config}).items()):
+        urls = validation_urls(component)
         if not urls:
             continue
-        dataset = dataset_config(config, part)
+        dataset = dataset_config(config, component)
         requests[name] = request_of(urls, dataset, tokenizer)
         before = (digests or {}).get(name, {})
         directory = os.path.join(data_root(root), before.get("digest", ""))

@@ -127,9 +127,9 @@ class TokenCache:
         while done < count:
             number = bisect_right(self._starts, start + done) - 1
             inside = start + done - self._starts[number]
-            part = self._block(number)[inside : inside + count - done]
-            result[done : done + len(part)] = part
-            done += len(part)
+            tokens = self._block(number)[inside : inside + count - done]
+            result[done : done + len(tokens)] = tokens
+            done += len(tokens)
         return result
 
     def check_ids(self) -> None:

@@ -14,11 +14,11 @@ import zlib
 
 import numpy as np
 
+from midstream_core.crc32_parts import MemberParts
 from midstream_core.restricted_pickle import Global
 from midstream_core.torch_members import Member, members_of
 from midstream_engine.interop import machine
 from midstream_engine.interop.calls import STORAGES, Storage
-from midstream_engine.interop.crc import MemberParts
 from midstream_engine.interop.direct_io import DirectFile
 from midstream_engine.interop.errors import ConversionError, PickleRejectedError
 from midstream_engine.interop.foreign_values import TorchValue
@@ -80,12 +80,12 @@ class TorchFile:
         """
         crc = 0
 
-        def each(block: np.ndarray) -> None:
+        def add_to_crc(block: np.ndarray) -> None:
             nonlocal crc
             crc = zlib.crc32(block.data, crc)
 
         try:
-            data = self._direct.read(member.start + start, end - start, each)
+            data = self._direct.read(member.start + start, end - start, add_to_crc)
         except EOFError:
             raise self._rejected(f"{name} exceeds the file, which was truncated during the import") from None
         noted = parts.add(start, end, crc)

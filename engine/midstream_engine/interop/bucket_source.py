@@ -132,7 +132,7 @@ def _place(directory: str, prefix: str, relative: str, url: str) -> str:
         EngineError: The object's name would be a path outside of them.
     """
     parts = relative.split("/") if relative else []
-    if "\0" in relative or any(part in ("", ".") for part in parts):
+    if "\0" in relative or any(name in ("", ".") for name in parts):
         raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
     if ".." in parts and relative not in PARENT_CONFIGS:
         raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
@@ -165,7 +165,7 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
         raise EngineError(f"{directory}: {needed:,} bytes are needed for the copy, {free:,} are free")
     done, lock = total - needed, threading.Lock()
 
-    def one(entry: StoredObject) -> None:
+    def fetch(entry: StoredObject) -> None:
         nonlocal done
         path = paths[entry.path]
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -178,7 +178,7 @@ def _copy(client: BucketClient, objects: list[StoredObject], paths: dict[str, st
             show(entry.path, done, total)
 
     with open(record, "a", encoding="utf-8") as lines, ThreadPoolExecutor(AT_ONCE) as pool:
-        for future in [pool.submit(one, entry) for entry in missing]:
+        for future in [pool.submit(fetch, entry) for entry in missing]:
             try:
                 future.result()
             except BaseException:

@@ -211,7 +211,7 @@ def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> No
     def start(pool: ThreadPoolExecutor, work: list[Callable[[], None]], then: Callable[[], None]) -> None:
         remaining = itertools.count(len(work) - 1, -1)  # next() is atomic
 
-        def one(task: Callable[[], None]) -> None:
+        def run_task(task: Callable[[], None]) -> None:
             try:
                 task()
             except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
@@ -221,7 +221,7 @@ def _run(families: Sequence[_Family], finished: Callable[[_Family], None]) -> No
                     events.put((then, None))
 
         for task in work:
-            pool.submit(one, task)
+            pool.submit(run_task, task)
 
     def was_read(step: _Step) -> None:
         step.ready = True

@@ -97,7 +97,7 @@ def _attention(
 def _attention_forward(
     interpret: bool, q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, stops: jax.Array
 ) -> tuple[jax.Array, PyTree]:
-    out, normaliser = (checkpoint_name(part, "attention") for part in _forward(interpret, q, k, v, starts))
+    out, normaliser = (checkpoint_name(array, "attention") for array in _forward(interpret, q, k, v, starts))
     return out, (q, k, v, starts, stops, out, normaliser)
 
 

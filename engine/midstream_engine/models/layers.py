@@ -142,10 +142,10 @@ def computed_in(model: PyTree, dtype: DTypeLike) -> PyTree:
     See :mod:`midstream_engine.models.wide_gradients`.
     """
 
-    def one(node: Leaf) -> PyTree:
+    def computed(node: Leaf) -> PyTree:
         return dataclasses.replace(node, dtype=jnp.dtype(dtype)) if isinstance(node, Embedding) else node
 
-    return jax.tree.map(one, model, is_leaf=lambda node: isinstance(node, Embedding))
+    return jax.tree.map(computed, model, is_leaf=lambda node: isinstance(node, Embedding))
 
 
 def activation(name: str) -> Callable[[NamedArray], NamedArray]:

@@ -124,7 +124,7 @@ def _prepared(
 ) -> tuple[NamedArray, NamedArray, int]:
     targets = hax.roll(tokens, -1, POSITION)
     if tokens.axis_size(POSITION) == model.config.seq_len + 1:  # the last token is only a target
-        tokens, targets = (part[POSITION, : model.config.seq_len] for part in (tokens, targets))
+        tokens, targets = (array[POSITION, : model.config.seq_len] for array in (tokens, targets))
     hidden = model.hidden(tokens, None if eos is None else segments_of(tokens, eos), keys)
     block = loss.positions_a_block(hidden, model.Vocab, model.config.cross_entropy_block_size)
     return hidden, targets, block

@@ -128,8 +128,8 @@ def batch_sum(parts: jax.Array, axes: Sequence[str]) -> jax.Array:
     others.insert(0, others.pop(cut))
 
     # The compiler for TPUs scatters the major axis alone; elsewhere the order is a matter of layout.
-    def scatter(part: jax.Array) -> jax.Array:
-        return _scatter(part[0], over)
+    def scatter(stacked: jax.Array) -> jax.Array:
+        return _scatter(stacked[0], over)
 
     # Each device scatters its own part of that axis: where the computation shards it too, that is its outer division.
     moved = jnp.moveaxis(parts, 1 + cut, 1)

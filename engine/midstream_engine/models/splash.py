@@ -91,10 +91,10 @@ def _on_device(
         head_shards=1, q_seq_shards=1, interpret=interpret, residual_checkpoint_name="attention",
     )  # fmt: skip
 
-    def one(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> PyTree:
+    def example(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> PyTree:
         ids = None if segments is None else kernel.SegmentIds(segments, segments)
         return run(q, k, v, segment_ids=ids)
 
     in_axes = (0, 0, 0, None if segments is None else 0)
-    out = jax.vmap(one, in_axes)(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2), segments)
+    out = jax.vmap(example, in_axes)(q.swapaxes(1, 2), k.swapaxes(1, 2), v.swapaxes(1, 2), segments)
     return out.swapaxes(1, 2).astype(q.dtype)

@@ -58,4 +58,4 @@ def decay_mask(config: OptimizerConfig) -> Callable[[PyTree], PyTree]:
 
 
 def _name(path: tuple[PathKey, ...]) -> str:
-    return ".".join(str(getattr(part, "name", getattr(part, "key", part))) for part in path)
+    return ".".join(str(getattr(key, "name", getattr(key, "key", key))) for key in path)

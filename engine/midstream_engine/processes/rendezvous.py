@@ -175,7 +175,7 @@ def rendezvous(
     import jax
 
     config = complete(config, environment)
-    if not config.wanted:
+    if not config.has_peers:
         return Processes(host=host_name(environment))
     address, count, index = config.coordinator_address, config.num_processes, config.process_id
     assert address is not None

@@ -46,7 +46,7 @@ def _of_groups(root: str) -> list[int | None]:
         else:
             continue
         # In a container the path may be that on the machine, where only the top exists.
-        parts = [part for part in path.split("/") if part not in ("", "..")]
+        parts = [name for name in path.split("/") if name not in ("", "..")]
         for depth in range(len(parts) + 1):
             rooms.append(_room(os.path.join(root, top, *parts[:depth]), *names))
     return rooms

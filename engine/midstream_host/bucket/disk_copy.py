@@ -65,8 +65,8 @@ def run(begin: Callable[[], DiskCopy], on_disk_error: Callable[[OSError], None])
     """Run a copy to its last line, ``done`` or ``problem``; return the exit status."""
     try:
         begin().run()
-    except ProblemError as found:
-        fields: Dict[str, JsonValue] = found.fields
+    except ProblemError as error:
+        fields: Dict[str, JsonValue] = error.fields
         emit("problem", **fields)
         return 1
     except (StoreError, ValueError) as error:

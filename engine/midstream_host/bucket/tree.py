@@ -52,14 +52,14 @@ def _problems(bucket: BucketClient, objects: Sequence[CopyObject]) -> List[Tuple
 def digests(directory: str, ranges: Sequence[Sequence[JsonValue]], access: JsonObject) -> List[Optional[str]]:
     """As ``verify.objects.digests``; reads the ranges."""
 
-    def one(item: Sequence[JsonValue]) -> Optional[str]:
+    def digest_of(item: Sequence[JsonValue]) -> Optional[str]:
         try:
             return hashlib.sha256(bucket.read(str_of(item[0]), int_of(item[1]), int_of(item[2]))).hexdigest()
         except FileNotFoundError:
             return None
 
     with open_bucket(directory, Access.from_json(access)) as bucket, ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(one, ranges))
+        return list(pool.map(digest_of, ranges))
 
 
 @reads()

@@ -34,7 +34,7 @@ class PlaneLayout(NamedTuple):
 
     width: int  # bytes per number
     mask: int  # bit k: plane k is compressed
-    left: float  # expected share of the bytes that is left
+    kept: float  # expected share of the bytes that remains
 
 
 def layout_of(data: bytes) -> Optional[PlaneLayout]:
@@ -47,7 +47,7 @@ def layout_of(data: bytes) -> Optional[PlaneLayout]:
     end = max(0, len(data) - third) // 8 * 8
     sample = data if len(data) <= SAMPLE else data[:third] + data[middle : middle + third] + data[end:]
     layouts = [layout for layout in (_layout(sample, width) for width in WIDTHS) if layout is not None]
-    return min(layouts, key=lambda layout: layout.left, default=None)
+    return min(layouts, key=lambda layout: layout.kept, default=None)
 
 
 def _layout(sample: bytes, width: int) -> Optional[PlaneLayout]:

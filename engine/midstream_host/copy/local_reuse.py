@@ -87,7 +87,7 @@ def reuse(stage: Stage, root: str, absent: Sequence[CopyObject]) -> Iterator[str
 
     os.makedirs(stage.directory, exist_ok=True)
 
-    def one(entry: CopyObject) -> Optional[str]:
+    def reused(entry: CopyObject) -> Optional[str]:
         part = stage.part(entry) + ".held"
         for parent, path in places.get((entry["sha256"], entry["size"]), ())[:3]:
             with contextlib.suppress(OSError):
@@ -115,4 +115,4 @@ def reuse(stage: Stage, root: str, absent: Sequence[CopyObject]) -> Iterator[str
         return None
 
     with ThreadPoolExecutor(HASHERS) as pool:
-        yield from (path for path in pool.map(one, absent) if path is not None)
+        yield from (path for path in pool.map(reused, absent) if path is not None)

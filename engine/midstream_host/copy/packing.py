@@ -56,7 +56,7 @@ class Packing:
         if packing or (self._pause <= 0 and self._plain_rate > 0 and self._warm_up <= 0):
             chunk = read(CHUNK)
             layout = layout_of(chunk)
-            if layout is not None and layout.left <= 1 - MIN_SAVED and (packing or self._pays(chunk, layout)):
+            if layout is not None and layout.kept <= 1 - MIN_SAVED and (packing or self._pays(chunk, layout)):
                 self.layout = layout
             elif not packing:
                 self._put_off()

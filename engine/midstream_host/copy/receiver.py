@@ -216,8 +216,8 @@ def received(stream: Incoming, write: Callable[[Incoming], None], report: Callab
     """
     try:
         write(stream)
-    except ProblemError as found:
-        report("problem", **found.fields)
+    except ProblemError as error:
+        report("problem", **error.fields)
         return False
     report("done")
     return True

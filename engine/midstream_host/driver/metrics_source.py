@@ -41,6 +41,6 @@ def _place(setup: TrainerSetup, path: str) -> Tuple[str, str]:
         return setup.out, path[len(OUT) :]
     if path.startswith("/"):
         parts = path.split("/")
-        first = next((number for number, part in enumerate(parts[:-1]) if set(part) & set("*?[")), len(parts) - 1)
+        first = next((number for number, name in enumerate(parts[:-1]) if set(name) & set("*?[")), len(parts) - 1)
         return "/".join(parts[:first]) or "/", "/".join(parts[first:])
     return setup.directory, path

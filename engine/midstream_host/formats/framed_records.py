@@ -86,12 +86,12 @@ def wandb_records(data: bytes, offset: int) -> Iterator[Tuple[bytes, int]]:
         end = at + _HEADER + length
         if end > len(data):
             return
-        part = data[at + _HEADER : end]
-        if zlib.crc32(part, zlib.crc32(bytes([kind]))) != crc:
+        fragment = data[at + _HEADER : end]
+        if zlib.crc32(fragment, zlib.crc32(bytes([kind]))) != crc:
             raise FormatError("a record is damaged: its CRC differs")
         if (kind in (_COMPLETE, _FIRST)) == bool(parts):
             raise FormatError("a record is damaged: its parts do not follow each other")
-        parts.append(part)
+        parts.append(fragment)
         size += length
         if size > RECORD_LIMIT:
             raise FormatError("a record has more than {} bytes".format(RECORD_LIMIT))

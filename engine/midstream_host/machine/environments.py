@@ -85,7 +85,7 @@ def find(minimum: Sequence[int], also: Sequence[str] = ()) -> Interpreters:
 
 
 def _numbers(version: str) -> List[int]:
-    return [int(part) for part in version.split(".")]
+    return [int(number) for number in version.split(".")]
 
 
 def _output(argv: Sequence[str]) -> Optional[str]:

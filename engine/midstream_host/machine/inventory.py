@@ -191,8 +191,8 @@ def _elapsed(text: Optional[str]) -> Optional[int]:
         return None
     days, _, clock = text.rpartition("-")
     seconds = 0
-    for part in clock.split(":"):
-        seconds = 60 * seconds + int(part)
+    for number in clock.split(":"):
+        seconds = 60 * seconds + int(number)
     return int(days or 0) * 86400 + seconds
 
 

@@ -183,11 +183,11 @@ def parse_parts(text: str) -> Dict[int, List[Tuple[str, str]]]:
     slices: Dict[int, List[Tuple[str, str]]] = {}
     index = -1
     for line in text.split("\n"):
-        listed, part = _LISTED.fullmatch(line.rstrip()), _PART.fullmatch(line.rstrip())
+        listed, device = _LISTED.fullmatch(line.rstrip()), _PART.fullmatch(line.rstrip())
         if listed:
             index = int(listed.group(1))
-        elif part and index >= 0:
-            slices.setdefault(index, []).append((part.group(1), part.group(2)))
+        elif device and index >= 0:
+            slices.setdefault(index, []).append((device.group(1), device.group(2)))
     return slices
 
 

@@ -54,12 +54,12 @@ def main(
     root: str,
     interval: float = 1.0,
     devices: Optional[int] = None,
-    known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
+    positions: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
     visible: Optional[List[str]] = None,
 ) -> int:
     """Report the runs under ``root`` and the machine every ``interval`` seconds.
 
-    A program. ``known``: the metrics that the app has already: run -> attempt -> [inode, bytes]. ``devices`` and
+    A program. ``positions``: the metrics that the app has already: run -> attempt -> [inode, bytes]. ``devices`` and
     ``visible``: see `Accelerators`.
     """
     writing = threading.Lock()
@@ -73,7 +73,7 @@ def main(
     slurm.query_in_background()
     pace = PollPace(interval)
     threading.Thread(target=_listen, args=(emit, pace), daemon=True).start()
-    probe = Probe(root, emit, devices=devices, known=known, facts=InventoryThread(), visible=visible)
+    probe = Probe(root, emit, devices=devices, positions=positions, facts=InventoryThread(), visible=visible)
     try:
         emit("hello", **gauges.identity())
         while True:
@@ -154,13 +154,13 @@ class Probe:
         emit: Emit,
         *,
         devices: Optional[int] = None,
-        known: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
+        positions: Optional[Mapping[str, Mapping[str, List[int]]]] = None,
         facts: Optional[InventoryThread] = None,
         visible: Optional[List[str]] = None,
     ) -> None:
         self._root = root
         self._emit = emit
-        self._known = known or {}
+        self._known = positions or {}
         self._runs: Dict[str, _Run] = {}
         self._processor = gauges.Processor()
         self._rates = CounterRates()
@@ -209,14 +209,14 @@ def _changed(before: Mapping[str, object], now: Mapping[str, object]) -> Dict[st
 class _Run:
     """The reported state of one run, so that only changes are reported."""
 
-    def __init__(self, root: str, run_id: str, emit: Emit, known: Mapping[str, List[int]]) -> None:
+    def __init__(self, root: str, run_id: str, emit: Emit, positions: Mapping[str, List[int]]) -> None:
         self._root, self._id, self._emit = root, run_id, emit
         self._paths = records.RunPaths(root, run_id)
         self._reported: ReportedFields = {}
         self._marks: Dict[str, JsonValue] = {}
         self._manifests: run_checkpoints.KnownManifests = {}
         self._checked: damaged_records.Known = {}
-        self._metrics = {int(attempt): _Growing(*position, longest=CHUNK) for attempt, position in known.items()}
+        self._metrics = {int(attempt): _Growing(*position, longest=CHUNK) for attempt, position in positions.items()}
         self._log = _Growing()
         self._log_of = (0, 0)  # attempt and process
         self._lease = unknown_process.UnknownProcessLease()
@@ -229,17 +229,17 @@ class _Run:
         problems: List[str] = []
         news: Dict[str, object] = {}
         record_parts = (self._fence, self._ownership, self._lineage, self._store)
-        for part in (self._damage, self._attempts, *record_parts, self._checkpoints):
+        for read in (self._damage, self._attempts, *record_parts, self._checkpoints):
             try:
-                news.update(part())
+                news.update(read())
             except records.DamagedRecordError:
                 pass  # `damaged_records` names it
             except (OSError, records.RecordError) as error:
                 problems.append(str(error))
         self._report(**news)
-        for part in self._growing(self._reported.get("attempts", [])):
+        for report in self._growing(self._reported.get("attempts", [])):
             try:
-                part()
+                report()
             except (OSError, records.RecordError) as error:
                 problems.append(str(error))
         self._report(problem="; ".join(dict.fromkeys(problems)))

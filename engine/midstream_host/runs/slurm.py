@@ -181,8 +181,8 @@ def _query(job: str) -> JobState:
         if lines:  # of a requeued job, the accounting has a line for each time that it ran
             word, reason, started, ends, held, script, name = [*lines[-1].split("|", 6), *[""] * 6][:7]
             if word.split():
-                found = JobState(job, word.split()[0], reason, _time(started), _time(ends), script, name)
-                return _limited_by_reservation(found, held, cluster) if held not in ("", "(null)") else found
+                state = JobState(job, word.split()[0], reason, _time(started), _time(ends), script, name)
+                return _limited_by_reservation(state, held, cluster) if held not in ("", "(null)") else state
     if why:  # several jobs in one call: each would wait as long
         _unanswered_until = time.monotonic() + CACHE_TIME
     return JobState(job, UNKNOWN, why)

@@ -141,7 +141,7 @@ def missing(directory: str, objects: Sequence[CopyObject]) -> List[Tuple[FileNam
 def digests(directory: str, ranges: Sequence[Sequence[JsonValue]]) -> List[Optional[str]]:
     """Return the SHA-256 of each ``[path, offset, length]``; None if it is unreadable."""
 
-    def one(item: Sequence[JsonValue]) -> Optional[str]:
+    def digest_of(item: Sequence[JsonValue]) -> Optional[str]:
         try:
             return object_sha256(directory, str_of(item[0]), int_of(item[1]), int_of(item[2]))
         except OSError:
@@ -150,7 +150,7 @@ def digests(directory: str, ranges: Sequence[Sequence[JsonValue]]) -> List[Optio
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(HASHERS) as pool:
-        return list(pool.map(one, ranges))
+        return list(pool.map(digest_of, ranges))
 
 
 @reads()

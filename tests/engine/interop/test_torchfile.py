@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from midstream_core.crc32_parts import combined
 from midstream_engine.checkpoint.host_buffers import pages
 from midstream_engine.interop.archive import TorchFile
 from midstream_engine.interop.calls import Record, Tensor
-from midstream_engine.interop.crc import combined
 from midstream_engine.interop.direct_io import ALIGNMENT, open_directly, write_directly
 from midstream_engine.interop.errors import ConversionError
 from support.imports import torch_files

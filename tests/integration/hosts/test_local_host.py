@@ -240,7 +240,7 @@ def test_program_is_closed_if_reports_are_left_unread(host: LocalHost, tmp_path:
 
 
 def test_command_line_has_no_arguments_of_calls(host: LocalHost) -> None:
-    process = remote_call.start_program(host, probe.main)(root=host.root, known={"secret-word": {}})
+    process = remote_call.start_program(host, probe.main)(root=host.root, positions={"secret-word": {}})
     shown = subprocess.run(["ps", "-ww", "-e", "-o", "args="], capture_output=True, text=True)
     process.close()
     assert "json, types" in shown.stdout

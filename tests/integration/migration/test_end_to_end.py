@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import secrets
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from midstream_core import records
 from simulators.sshd import Lab
 from support.checkpoints.trees import files
 from support.command_line import SLOWER, TINY, Run, midstream
+from support.html_page import HtmlPage
 from support.tracking.event_files import scalars
 
 STEPS = 60
@@ -98,6 +101,49 @@ def check_command_log(commands: list[dict[str, str]], fleet: str) -> None:
     assert any("--verify" in line and "verified" in done.stdout for line, done in printed.items())
 
 
+def check_report(fleet: str, file: Path) -> None:
+    """Write the report of the migrated run: it has both attempts, the certificate and the downtime."""
+    made = midstream("--fleet", fleet, "--report", "r", str(file), "--json")
+    assert (made.code, made.result["migrations"]) == (0, 1), made.stderr
+    page = HtmlPage(file.read_text())
+    assert page.problems == []
+    for words in ("attempt 1: here", "attempt 2: there", "Certificate: certified", "reference losses", "first step"):
+        assert words in page.text, words
+    assert page.tags.count("svg") >= 3, "loss, throughput, and the loss at the seam"
+
+
+def check_export(fleet: str, directory: Path, newest: str) -> None:
+    """Export the newest checkpoint of the migrated run; refuse what cannot be exported, and leave nothing of it."""
+
+    def export(run: str, place: str) -> Any:
+        return midstream("--fleet", fleet, "--export", run, "--as", "huggingface", "--output", place, "--json")
+
+    made = export("r", f"there:{directory}")
+    assert made.code == 0, made.stderr
+    assert (made.result["checkpoint"], made.result["host"], made.result["path"]) == (newest, "there", str(directory))
+    assert json.loads((directory / "config.json").read_text())["model_type"] == "gpt2"
+    length = int.from_bytes((directory / "model.safetensors").read_bytes()[:8], "little")
+    names = json.loads((directory / "model.safetensors").read_bytes()[8 : 8 + length])
+    assert "transformer.wte.weight" in names or "wte.weight" in names
+    before = files(directory)
+    for run, place, words in (
+        ("r", f"there:{directory}", "exists already"),
+        ("r@999999", f"there:{directory}-2", "has no complete checkpoint of step 999999"),
+        ("r@x", f"there:{directory}-2", "'x' is not a step"),
+        ("r", f"here:{directory}-2", "r is on there: it is exported there, and not on here"),
+        ("r", f"{directory}-2", "r is on there: it is exported there, and not on here"),
+        ("r", "s3://bucket/r", "an export is written to a directory of a host"),
+    ):
+        refused = export(run, place)
+        assert refused.code in (1, 2), words
+        assert words in refused.result["error"], refused.result
+    assert files(directory) == before
+    assert sorted(path.name for path in directory.parent.glob("exported*")) == ["exported"]
+    made = export(f"r@{newest.split('-')[1]}", f"there:{directory}-2")
+    assert made.code == 0, made.stderr
+    assert made.result["checkpoint"] == newest
+
+
 @pytest.mark.drawn
 def test_running_run_is_sealed_migrated_and_stopped(
     lab: Lab, runs: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
@@ -169,6 +215,8 @@ def test_running_run_is_sealed_migrated_and_stopped(
     assert stopped.code == 0, stopped.stderr
     assert stopped.result["host"] == "there"
     assert not target.running
+    check_report(str(fleet), there.directory.parent / "report.html")
+    check_export(str(fleet), there.directory / "exported", stopped.result["checkpoint"])
 
 
 @pytest.mark.slow  # three engines, two migrations

@@ -19,8 +19,10 @@ from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import Plan
-from midstream.migrate.steps.migration import Migration, MovedOnError
-from midstream.migrate.steps.ownership_records import hand_over, read_chain
+from midstream.migrate.phases.relaunch import Relaunch
+from midstream.migrate.steps.migration import Migration, MovedOnError, RollbackRequested
+from midstream.migrate.steps.ownership_records import chain_of_target, hand_over, read_chain
+from midstream.migrate.steps.source_return import put_fence, returned_fence
 from midstream.ownership import memory, signed_chain
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.watch.known_owners import remember_owners, remember_stop
@@ -29,6 +31,7 @@ from midstream_core import records
 from midstream_host.runs import run_state
 from support.migrations.sample_plan import PLAN, changed
 from support.ownership import restored_cases
+from support.ownership.chain_text import chain_text
 from support.ownership.histories import RUN, History, fleet_text, state
 from support.run_directory import RunDirectory
 
@@ -132,6 +135,36 @@ def test_two_copies_of_a_state_directory_sign_one_history(tmp_path: Path) -> Non
     assert remembered.chain.head.owner == "three"
 
 
+def test_migration_that_its_copy_rolled_back_is_not_completed(tmp_path: Path) -> None:
+    """A state directory is copied after the target's start; a process of the copy rolls back while the other goes on.
+
+    On the old code that one found the run "migrated on" to its own source, and ended as completed.
+    """
+    history = built(tmp_path, ("ann", "two", None))
+    plan = changed(
+        PLAN, migration="copied", created=1.7e9, run_id=RUN, source="two", source_target="two", source_hosts=("two",),
+        source_epoch=2, epoch=3, target="three", target_host="three", target_hosts=("three",),
+        fleet_file=str(history.file), source_store="", target_store="",
+    )  # fmt: skip
+    with opened(history, "ben", plan) as move:
+        move.source_group.acquire("copied", 3, "three", 600.0)
+        move.source_group.seal("copied", 3, "three", 12)
+        sealed = Sealed(12, "step-12-a002", "d" * 64, 2, records.Fence.read(history.paths("two").fence))
+        read_chain(move)
+        hand_over(move, sealed)
+        move.target_group.put_fence(sealed.fence, "copied", chain_of_target(move))
+        move.journal.record(Facts(sealed=sealed, relaunching=True, target_attempt=3))
+        shutil.copytree(history.room / "ben", history.room / "ben-copied")
+    with state(history.room / "ben-copied"):
+        directory = MigrationDirectory("copied")
+    with opened(history, "ben-copied", directory) as move:
+        put_fence(move, move.target_group, returned_fence(move, sealed.fence))
+    with state(history.room / "ben"):
+        directory = MigrationDirectory("copied")
+    with opened(history, "ben", directory) as move, pytest.raises(RollbackRequested):
+        Relaunch().run(move)
+
+
 def test_refused_record_is_not_remembered(tmp_path: Path) -> None:
     """On the old code the operator's machine contradicted for ever what all hosts showed."""
     history = built(tmp_path, ("ann", "two", None))
@@ -171,16 +204,16 @@ def test_later_run_of_a_name_counts_whatever_its_clock_showed(
             code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--on", "one", "--yes"])
             assert code == 0, capsys.readouterr()
         else:
-            copies = [HostCopy("three", records.first_fence("three"), signed_chain.chain_text(ahead))]
+            copies = [HostCopy("three", records.first_fence("three"), chain_text(ahead))]
             begun = OwnerJudge(load_fleet(history.file)).judge(RUN, copies).begun
             memory.remember(signed_chain.first_chain(RUN, "one", records.first_fence("one"), begun=begun))
         now = memory.recall(RUN)
         assert now is not None
         assert now.chain.head.owner == "one"
         assert ahead.head.key in now.earlier
-        text = signed_chain.chain_text(now.chain)
+        text = chain_text(now.chain)
         shown = [HostCopy("one", records.first_fence("one"), text),
-                 HostCopy("three", records.first_fence("three"), signed_chain.chain_text(ahead))]  # fmt: skip
+                 HostCopy("three", records.first_fence("three"), chain_text(ahead))]  # fmt: skip
         judgement = OwnerJudge(load_fleet(history.file)).judge(RUN, shown)
         assert (judgement.head and judgement.head.owner) == "one"
 
@@ -208,8 +241,8 @@ def test_run_goes_on_after_an_operator_has_left_the_team(
             with state(history.room / "ben"):
                 longer = signed_chain.next_chain(chain, epoch=3, owner="three", step=20, migration="x")
             copies = [
-                HostCopy("two", records.Fence.read(history.paths("two").fence), signed_chain.chain_text(chain)),
-                HostCopy("three", records.Fence(3, "three", 20), signed_chain.chain_text(longer)),
+                HostCopy("two", records.Fence.read(history.paths("two").fence), chain_text(chain)),
+                HostCopy("three", records.Fence(3, "three", 20), chain_text(longer)),
             ]
             judgement = OwnerJudge(load_fleet(history.file)).judge(RUN, copies)
             assert judgement.head is not None

@@ -18,6 +18,7 @@ from midstream.compare.baseline import Baseline
 from midstream.compare.comparison import ComparisonRow
 from midstream.costs.cost_report import CostReport, HostCost, MigrationCost, RunCost
 from midstream.errors import HostError, MidstreamError
+from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.install.reporter import Reporter
 from midstream.launch.launch_request import LaunchRequest
 from midstream.listing.labels import Label, Labels
@@ -27,6 +28,8 @@ from midstream.migrate.journal.request import Request
 from midstream.migrate.repair import RepairProposal
 from midstream.operations.alerts import Alert
 from midstream.operations.create_target import CreatableTarget
+from midstream.operations.export_checkpoint import output_of
+from midstream.operations.import_run import HostPath
 from midstream.operations.list_slices import SliceListing
 from midstream.operations.repair import Repair
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
@@ -261,6 +264,20 @@ class PreparedActions(Actions):
     def compare(self, run: RunView, first: str, second: str) -> list[str]:
         self.calls.append(("compare", (first, second)))
         return ["~ params/wte: 3 of 64 chunks differ"]
+
+    @override
+    def report(self, snapshot: Snapshot, run_id: str, path: Path) -> str:
+        self.calls.append(("report", run_id, str(path)))
+        return f"saved: {path}"
+
+    @override
+    def check_export(self, run: RunView, output: str) -> HostPath:
+        return output_of(Fleet(hosts={run.host: LocalHostConfig()}), run, output)
+
+    @override
+    def export(self, run: RunView, checkpoint: str, form: str, output: str, say: Callable[[str], None]) -> str:
+        self.calls.append(("export", checkpoint, form, output))
+        return f"{output}: model.safetensors"
 
     @override
     def config(self, run: RunView, attempt: int) -> str:

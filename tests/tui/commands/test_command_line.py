@@ -75,7 +75,7 @@ async def test_command_line_completes_and_shows_errors() -> None:
         await pilot.press("colon")
         await settle(pilot)
         assert isinstance(app.screen, CommandInputScreen)
-        assert "and 14 more" in screen_text(app)
+        assert "and 15 more" in screen_text(app)
         await pilot.press(*"mi", "tab")
         await settle(pilot)
         text = screen_text(app)

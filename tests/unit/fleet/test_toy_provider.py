@@ -68,10 +68,11 @@ class ToyProvider:
         progress(f"{path} is deleted")
 
     def grant_access(
-        self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
+        self, name: str, target: SliceTarget, slice_: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, Any]]:
         return {
-            f"{name}-{index}": {"type": "ssh", "address": worker.external} for index, worker in enumerate(found.workers)
+            f"{name}-{index}": {"type": "ssh", "address": worker.external}
+            for index, worker in enumerate(slice_.workers)
         }
 
     @staticmethod

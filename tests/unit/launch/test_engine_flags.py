@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from midstream.errors import Exit, UsageError
-from midstream.launch.engine_flags import engine_flags, keep_name, named_run, without_id
+from midstream.launch.engine_flags import checked_flags, engine_flags, named_run, without_id
 
 
 def test_flags_are_read_as_the_engine_reads_them() -> None:
@@ -46,9 +46,9 @@ def test_flags_of_another_run_or_root_are_refused(run_id: str | None, words: tup
 
 
 def test_run_that_moves_keeps_its_id() -> None:
-    keep_name("web", ("--trainer.id", "web", "--trainer.seed", "2"))
+    checked_flags("web", ("--trainer.id", "web", "--trainer.seed", "2"))
     with pytest.raises(UsageError, match=r"--trainer\.id other: run web keeps its id"):
-        keep_name("web", ("--trainer.id", "other"))
+        checked_flags("web", ("--trainer.id", "other"))
 
 
 def test_launcher_takes_the_id_out_of_the_flags() -> None:

@@ -40,7 +40,7 @@ def test_layout_fits_the_type_of_the_numbers(data: bytes, width: int, most: floa
     packed = pack(data, layout)
     assert layout.width == width
     assert len(packed) <= most * len(data)
-    assert abs(layout.left - len(packed) / len(data)) < 0.05, "the sample's share is that of the chunk"
+    assert abs(layout.kept - len(packed) / len(data)) < 0.05, "the sample's share is that of the chunk"
     assert unpack(memoryview(packed)) == data
 
 

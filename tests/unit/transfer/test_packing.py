@@ -36,7 +36,7 @@ class Sender:
         size = int(share * self.packing.window)
         self.packing.begin(lambda most: self.data[:most])
         layout = self.packing.layout
-        left = layout.left if layout else 1.0
+        left = layout.kept if layout else 1.0
         work = size / (self.packer if layout else self.disk)
         seconds = max(work, left * size / self.link)  # the packer works ahead of the link
         self.now += seconds

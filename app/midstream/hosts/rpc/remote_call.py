@@ -90,7 +90,7 @@ def _modules(module: str) -> tuple[tuple[str, str | None], ...]:
 
 @functools.cache
 def _read_modules(module: str) -> tuple[tuple[str, str | None], ...]:
-    found: list[tuple[str, str | None]] = []
+    sources: list[tuple[str, str | None]] = []
     packages: set[str] = set()
     modules: set[str] = set()
 
@@ -102,14 +102,14 @@ def _read_modules(module: str) -> tuple[tuple[str, str | None], ...]:
         for parent in _with_parents(package):
             if parent not in packages:
                 packages.add(parent)
-                found.append((parent, None))
+                sources.append((parent, None))
         text = _source(name).read_text()
         for needed in _imports(text):
             add(needed)
-        found.append((name, text))
+        sources.append((name, text))
 
     add(module)
-    return tuple(found)
+    return tuple(sources)
 
 
 def _with_parents(package: str) -> list[str]:
@@ -125,8 +125,8 @@ _IMPORT = re.compile(r"^[ \t]*from (midstream_(?:core|host)[\w.]*) import (?:\((
 def _imports(text: str) -> list[str]:
     """Return the modules of host and core that a source imports."""
     imports: list[str] = []
-    for module, several, one in _IMPORT.findall(text):
-        for alias in re.sub("#.*", "", several or one).split(","):
+    for module, several, single in _IMPORT.findall(text):
+        for alias in re.sub("#.*", "", several or single).split(","):
             if alias.strip():
                 below = f"{module}.{alias.split()[0]}"
                 imports.append(below if _source(below).is_file() else module)

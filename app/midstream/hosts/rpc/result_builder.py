@@ -46,7 +46,7 @@ def builder_of(annotation: Any) -> Builder | None:
         return _tuple([builder_of(argument) for argument in arguments])
     if origin is dict:
         item = builder_of(arguments[1])
-        return None if item is None else lambda value: {key: item(each) for key, each in value.items()}
+        return None if item is None else lambda value: {key: item(element) for key, element in value.items()}
     return None
 
 
@@ -69,8 +69,10 @@ def _dataclass(kind: Any) -> Builder:
 def _sequence(kind: Any, item: Builder | None) -> Builder | None:
     if item is None:
         return None if kind is list else tuple
-    return lambda value: kind(item(each) for each in value)
+    return lambda value: kind(item(element) for element in value)
 
 
 def _tuple(items: list[Builder | None]) -> Builder:
-    return lambda value: tuple(each if item is None else item(each) for item, each in zip(items, value, strict=True))
+    return lambda value: tuple(
+        element if item is None else item(element) for item, element in zip(items, value, strict=True)
+    )

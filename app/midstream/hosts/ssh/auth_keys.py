@@ -67,8 +67,8 @@ class KeyAttempts:
         words = [*self.files]
         if self.agent:
             words.append(f"{self.agent} of the agent")
-        words += [f"{each} is locked" for each in self.locked]
-        words += [f"{each} cannot be read" for each in self.unreadable]
+        words += [f"{file} is locked" for file in self.locked]
+        words += [f"{file} cannot be read" for file in self.unreadable]
         return ", ".join(words) or "none: there is no agent, and no key file"
 
 
@@ -146,8 +146,8 @@ def public_blob(file: str) -> bytes | None:
                 message.get_string()
             message.get_int()  # number of keys
             return message.get_string()
-    for each in (file, f"{file}.pub"):
-        if (public_file := _public_file(each)) is not None:
+    for path in (file, f"{file}.pub"):
+        if (public_file := _public_file(path)) is not None:
             return public_file.key_blob
     return None
 
@@ -166,8 +166,8 @@ def load_key(host: str, file: str, *, prompt: bool) -> paramiko.PKey:
     Raises KeyLockedError if it is encrypted and no passphrase opens it, UnreadableKeyError if it is malformed.
     """
     mark = (file, os.stat(file).st_mtime_ns)
-    if (known := _opened.get(mark)) is not None:
-        return known
+    if (opened := _opened.get(mark)) is not None:
+        return opened
     try:
         return _from_file(file, None)
     except paramiko.PasswordRequiredException:
@@ -212,8 +212,8 @@ def _certificates(settings: SshSettings) -> list[PublicBlob]:
     CertificateFile names the certificates; without it, they are ``FILE-cert.pub`` of each key file.
     """
     files = settings.certificate_files or tuple(f"{file}-cert.pub" for file in settings.identity_files)
-    found = [*map(_public_file, files), *map(_public_file, settings.identity_files)]
-    return [each for each in found if each is not None and each.key_type.endswith(CERTIFICATE)]
+    blobs = [*map(_public_file, files), *map(_public_file, settings.identity_files)]
+    return [blob for blob in blobs if blob is not None and blob.key_type.endswith(CERTIFICATE)]
 
 
 def _from_pkcs8(data: bytes, password: bytes | None) -> paramiko.PKey:
@@ -242,8 +242,8 @@ def offers(host: str, settings: SshSettings, agent: Agent | None, attempts: KeyA
     Prompts for passphrases while it is iterated.
     """
     certificates: dict[bytes, list[PublicBlob]] = {}
-    for each in _certificates(settings):
-        certificates.setdefault(plain_blob(each.key_blob), []).append(each)
+    for certificate in _certificates(settings):
+        certificates.setdefault(plain_blob(certificate.key_blob), []).append(certificate)
     named = {file: blob for file in settings.identity_files if (blob := public_blob(file)) is not None}
     configured = {plain_blob(blob) for blob in named.values()}
     in_agent: set[bytes] = set()
@@ -254,10 +254,11 @@ def offers(host: str, settings: SshSettings, agent: Agent | None, attempts: KeyA
         chosen = [key for key in (*ours, *others) if _is_allowed(settings, key.get_name())]
         signing = [key for key in chosen if not key.get_name().endswith(CERTIFICATE)]
         certified = [
-            with_certificate(key, each)
+            with_certificate(key, certificate)
             for key in signing
-            for each in certificates.get(key.blob, [])
-            if _is_allowed(settings, each.key_type) and each.key_blob not in {other.blob for other in chosen}
+            for certificate in certificates.get(key.blob, [])
+            if _is_allowed(settings, certificate.key_type)
+            and certificate.key_blob not in {other.blob for other in chosen}
         ]
         for key in (*certified, *chosen):
             attempts.agent += 1
@@ -310,7 +311,9 @@ def _is_allowed(settings: SshSettings, kind: str) -> bool:
     """Return True if PubkeyAcceptedAlgorithms allows a kind of key, or of certificate."""
     allowed = settings.algorithms.get("pubkeyacceptedalgorithms")
     names = (
-        [kind.replace("ssh-rsa", each) for each in ("rsa-sha2-512", "rsa-sha2-256")] if "ssh-rsa" in kind else [kind]
+        [kind.replace("ssh-rsa", algorithm) for algorithm in ("rsa-sha2-512", "rsa-sha2-256")]
+        if "ssh-rsa" in kind
+        else [kind]
     )
     return allowed is None or any(name in allowed for name in names)
 

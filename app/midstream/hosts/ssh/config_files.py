@@ -82,11 +82,11 @@ def query_ssh(
             f"{name}: {lines[0] if lines else f'ssh -G exited with {done.returncode}'}",
             f"correct the SSH configuration, or name another with hosts.{name}.ssh_config",
         )
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
-        found.setdefault(key.lower(), []).append(value)
-    return found
+        values.setdefault(key.lower(), []).append(value)
+    return values
 
 
 def query_paramiko(name: str, file: str, alias: str) -> dict[str, list[str]]:
@@ -112,6 +112,8 @@ def query_paramiko(name: str, file: str, alias: str) -> dict[str, list[str]]:
 
 def _check_evaluated(file: str, blocks: list[dict[str, Any]]) -> None:
     for block in blocks:
-        unknown = [f"Match {each['type']}" for each in block.get("matches", []) if each["type"] not in _CRITERIA]
+        unknown = [
+            f"Match {criterion['type']}" for criterion in block.get("matches", []) if criterion["type"] not in _CRITERIA
+        ]
         for what in ["Include"] * ("include" in block["config"]) + unknown:
             raise UsageError(f"{file}: {what} needs the ssh program here", "install OpenSSH's client")

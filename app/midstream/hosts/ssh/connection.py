@@ -238,17 +238,17 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
         sock.close()
         raise
     try:
-        known = KnownHosts(settings.known_hosts, printed_by(settings))
-        prefer_known(transport, known.kinds(settings.names))
-        transport.prefers_certificates = bool(known.authorities(settings.names))
+        host_keys = KnownHosts(settings.known_hosts, printed_by(settings))
+        prefer_known(transport, host_keys.kinds(settings.names))
+        transport.prefers_certificates = bool(host_keys.authorities(settings.names))
         transport.start_client(timeout=CONNECT_TIMEOUT)
         key = transport.get_remote_server_key()
         if settings.known_hosts_command:
-            known = KnownHosts(settings.known_hosts, printed_by(settings, key))
+            host_keys = KnownHosts(settings.known_hosts, printed_by(settings, key))
         check_revocation(name, settings, key)
-        check_host_key(name, settings, known, key, direct=not layers)
+        check_host_key(name, settings, host_keys, key, direct=not layers)
         if settings.check_host_ip and not layers:
-            check_address(name, settings, known, key, transport)
+            check_address(name, settings, host_keys, key, transport)
         authenticate(name, settings, transport)
         failed_logins.clear(settings)
         transport.start_keepalives()
@@ -263,7 +263,7 @@ def _log_in(name: str, settings: SshSettings, sock: Any, layers: tuple[Proxy | C
         words = proxy.exit_message() if proxy else ""
         transport.close()
         refusal = _no_session(name, settings, transport.greeting, words, error, proxy)
-        if settings.proxy_command and any(each in words for each in _REFUSED):
+        if settings.proxy_command and any(refusal_words in words for refusal_words in _REFUSED):
             failed_logins.recorded(settings, refusal)
         raise refusal from error
     except BaseException:

@@ -50,7 +50,7 @@ def recorded(settings: SshSettings, error: HostError) -> HostError:
     """Store a failed login; return its error."""
     file = _file(settings)
     now = time.time()
-    logins = {key: each for key, each in _read(file).items() if now - KEPT < each["time"] <= now}
+    logins = {key: login for key, login in _read(file).items() if now - KEPT < login["time"] <= now}
     logins[_fingerprint(settings)] = {"time": now, "message": error.message, "hint": error.hint}
     make_directory(file.parent)
     records.write_json(str(file), logins, durable=False)
@@ -84,7 +84,9 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
     """Return the failed logins by fingerprint; none of a damaged file."""
     try:
         logins = json.loads(file.read_text())
-        return {key: each for key, each in logins.items() if float(each["time"]) and each["message"] and "hint" in each}
+        return {
+            key: login for key, login in logins.items() if float(login["time"]) and login["message"] and "hint" in login
+        }
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}
 
@@ -104,10 +106,10 @@ def _fingerprint(settings: SshSettings) -> str:
 
 def _state(file: str) -> str:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return ""
-    return f"{found.st_mtime_ns} {found.st_size} {found.st_ino}"
+    return f"{status.st_mtime_ns} {status.st_size} {status.st_ino}"
 
 
 def _hash(*words: str) -> str:

@@ -23,17 +23,19 @@ def prefer_known(transport: Transport, kinds: tuple[str, ...]) -> None:
     A host with several keys sends one of these.
     """
     security = transport.get_security_options()
-    wanted: list[str] = []
+    preferred: list[str] = []
     for kind in kinds:
-        wanted += ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
-    first = [kind for kind in wanted if kind in security.key_types]
-    security.key_types = [*first, *(each for each in security.key_types if each not in first)]
+        preferred += ("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,)
+    first = [kind for kind in preferred if kind in security.key_types]
+    security.key_types = [*first, *(kind for kind in security.key_types if kind not in first)]
 
 
-def check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey, *, direct: bool) -> None:
+def check_host_key(
+    name: str, settings: SshSettings, host_keys: KnownHosts, key: paramiko.PKey, *, direct: bool
+) -> None:
     shown = f"{key.get_name()} {key.fingerprint}"
-    verdict = known.verdict(settings.names, key)
-    if verdict != known_hosts.REVOKED and _is_certified(name, settings, known, key):
+    verdict = host_keys.verdict(settings.names, key)
+    if verdict != known_hosts.REVOKED and _is_certified(name, settings, host_keys, key):
         return
     if verdict == known_hosts.KNOWN:
         return
@@ -42,7 +44,7 @@ def check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: par
     if verdict == known_hosts.REVOKED:
         raise HostError(f"{name}: host key of {settings.known_as} is REVOKED ({shown}): do not use that machine")
     if verdict == known_hosts.CHANGED:
-        location = known.location(settings.names)
+        location = host_keys.location(settings.names)
         raise HostError(
             f"{name}: host key of {settings.known_as} has CHANGED (it shows {shown}; another is in {location}): "
             f"another machine may be answering",
@@ -67,7 +69,7 @@ def check_host_key(name: str, settings: SshSettings, known: KnownHosts, key: par
     )
 
 
-def _is_certified(name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey) -> bool:
+def _is_certified(name: str, settings: SshSettings, host_keys: KnownHosts, key: paramiko.PKey) -> bool:
     """Return whether the host has a valid certificate of a trusted authority.
 
     known_hosts names the authorities that are trusted.
@@ -80,9 +82,9 @@ def _is_certified(name: str, settings: SshSettings, known: KnownHosts, key: para
         raise HostError(
             f"{name}: its host certificate cannot be read: {error}", "check HostCertificate in its sshd_config"
         ) from None
-    if certificate is None or certificate.authority not in known.authorities(settings.names):
+    if certificate is None or certificate.authority not in host_keys.authorities(settings.names):
         return False
-    plain = [each.removeprefix("[").partition("]")[0] for each in settings.names]
+    plain = [address.removeprefix("[").partition("]")[0] for address in settings.names]
     flaw = certificate.flaw(list(dict.fromkeys(plain)))
     if flaw:
         raise HostError(
@@ -120,7 +122,7 @@ def check_revocation(name: str, settings: SshSettings, key: paramiko.PKey) -> No
 
 
 def check_address(
-    name: str, settings: SshSettings, known: KnownHosts, key: paramiko.PKey, transport: Transport
+    name: str, settings: SshSettings, host_keys: KnownHosts, key: paramiko.PKey, transport: Transport
 ) -> None:
     """Raise HostError if the host's address has another key (CheckHostIP).
 
@@ -129,9 +131,9 @@ def check_address(
     address = str(cast("tuple[Any, ...]", transport.sock.getpeername())[0])
     names = [address if settings.port == 22 else f"[{address}]:{settings.port}"]
     plain = ipaddress.ip_address(address.partition("%")[0])
-    if address != settings.hostname and not plain.is_loopback and known.verdict(names, key) == known_hosts.CHANGED:
+    if address != settings.hostname and not plain.is_loopback and host_keys.verdict(names, key) == known_hosts.CHANGED:
         raise HostError(
             f"{name}: the host key of {settings.known_as} is another one than that of its address {address}, "
-            f"in {known.location(names)}",
+            f"in {host_keys.location(names)}",
             "another machine may be answering; CheckHostIP no where addresses change",
         )

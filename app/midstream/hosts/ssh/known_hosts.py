@@ -57,14 +57,14 @@ class Entry:
             with contextlib.suppress(ValueError, binascii.Error, paramiko.SSHException):
                 return HostKeys.hash_host(name, self.names) == self.names
             return False
-        found = False
+        is_named = False
         for pattern in self.names.split(","):
             negated = pattern.startswith("!")
             if _matches(name, pattern.removeprefix("!")):
                 if negated:
                     return False
-                found = True
-        return found
+                is_named = True
+        return is_named
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -89,9 +89,9 @@ class KnownHosts:
     def of(self, names: Sequence[str]) -> list[Entry]:
         """Return the entries of the first of ``names`` that has any."""
         for name in names:
-            found = [entry for entry in self.entries if entry.marker != AUTHORITY_MARKER and entry.matches(name)]
-            if any(entry.marker != REVOKED_MARKER for entry in found):
-                return found
+            entries = [entry for entry in self.entries if entry.marker != AUTHORITY_MARKER and entry.matches(name)]
+            if any(entry.marker != REVOKED_MARKER for entry in entries):
+                return entries
         return [entry for entry in self.entries if entry.marker == REVOKED_MARKER and any(map(entry.matches, names))]
 
     def authorities(self, names: Sequence[str]) -> set[bytes]:
@@ -113,10 +113,10 @@ class KnownHosts:
         entries, blob = self.of(names), key.asbytes()
         if any(entry.marker == REVOKED_MARKER and entry.blob == blob for entry in entries):
             return REVOKED
-        known = [entry for entry in entries if entry.marker != REVOKED_MARKER]
-        if not known:
+        valid = [entry for entry in entries if entry.marker != REVOKED_MARKER]
+        if not valid:
             return UNKNOWN
-        return KNOWN if any(entry.blob == blob for entry in known) else CHANGED
+        return KNOWN if any(entry.blob == blob for entry in valid) else CHANGED
 
     def location(self, names: Sequence[str]) -> str:
         """Return ``FILE:LINE`` of the first entry of a host."""

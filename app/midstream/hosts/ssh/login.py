@@ -91,7 +91,7 @@ def _other_logins(settings: SshSettings, transport: Transport) -> tuple[str, ...
             return None
         accepted: list[str] = []
     except paramiko.BadAuthenticationType as error:
-        accepted = [each for each in error.allowed_types if each != "publickey"]
+        accepted = [login for login in error.allowed_types if login != "publickey"]
     except (paramiko.SSHException, EOFError, OSError):  # it has closed the connection
         accepted = []
     return (*settings.unused_logins, *accepted)

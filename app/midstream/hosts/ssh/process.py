@@ -106,8 +106,8 @@ class _Reader(io.RawIOBase):
 
     def _find_end(self, data: bytes) -> None:
         """Look for the end of the preamble, which may arrive in pieces."""
-        before, found, after = (self.preamble + data).partition(PREAMBLE_END)
-        if found:
+        before, end, after = (self.preamble + data).partition(PREAMBLE_END)
+        if end:
             self.begun, self._pending = True, after
             return
         self.preamble = before[-PREAMBLE_TAIL_SIZE:]

@@ -89,7 +89,7 @@ def jump_command(settings: SshSettings, hop: SshSettings) -> str:
     destination = f"[{name}]:{settings.port}" if ":" in name else f"{name}:{settings.port}"
     strict = ["BatchMode=yes", "StrictHostKeyChecking=yes", f"ConnectTimeout={hop.connect_timeout:.0f}"]
     keepalive = ["ServerAliveInterval=3", "ServerAliveCountMax=4"]
-    options = [word for each in (*strict, *keepalive) for word in ("-o", each)]
+    options = [word for option in (*strict, *keepalive) for word in ("-o", option)]
     user, host, port = parse_address(last, "ProxyJump")
     where = [*(["-l", user] if user else []), *(["-p", str(port)] if port else []), "--", host]
     return shlex.join(

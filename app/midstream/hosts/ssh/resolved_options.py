@@ -134,10 +134,10 @@ def resolve_alias(
     """
     words = config_words(file)
     ssh = shutil.which("ssh")
-    found = query_ssh(name, ssh, words, alias, user, port) if ssh else query_paramiko(name, file, alias)
+    options = query_ssh(name, ssh, words, alias, user, port) if ssh else query_paramiko(name, file, alias)
 
     def last(key: str) -> str | None:
-        value = found.get(key)
+        value = options.get(key)
         return value[-1] if value and value[-1].lower() != "none" else None
 
     def on(key: str) -> bool:
@@ -153,8 +153,10 @@ def resolve_alias(
     tokens = _tokens(alias, hostname, port, user, last("proxyjump") or "", alias_key or alias)
     known_as = alias_key or (hostname if port == 22 else f"[{hostname}]:{port}")
     tokens["H"] = known_as
-    files = _paths(known_hosts or found.get("userknownhostsfile", ["~/.ssh/known_hosts"])[-1])
-    system_wide = _paths(found.get("globalknownhostsfile", ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"])[-1])
+    files = _paths(known_hosts or options.get("userknownhostsfile", ["~/.ssh/known_hosts"])[-1])
+    system_wide = _paths(
+        options.get("globalknownhostsfile", ["/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"])[-1]
+    )
     if not files or files[0] == os.devnull:
         # Accepted keys have to be stored. Other configurations may have another host of this name.
         of_file = f"-{hashlib.sha256(file.encode()).hexdigest()[:8]}" if words else ""
@@ -162,10 +164,10 @@ def resolve_alias(
         known_hosts = files[0]
     host_key_words: tuple[str, ...] = ()
     if known_hosts:
-        quoted = " ".join(f'"{each}"' if " " in each else each for each in files)
+        quoted = " ".join(f'"{path}"' if " " in path else path for path in files)
         host_key_words = ("-o", f"UserKnownHostsFile={quoted}")
     explicit = [identity_file] if identity_file else []
-    configured = [each for each in found.get("identityfile", DEFAULT_KEYS) if each.lower() != "none"]
+    configured = [path for path in options.get("identityfile", DEFAULT_KEYS) if path.lower() != "none"]
     proxy, known_hosts_command = last("proxycommand"), last("knownhostscommand")
     revoked = last("revokedhostkeys")
     return SshSettings(
@@ -173,12 +175,12 @@ def resolve_alias(
         hostname=hostname,
         port=port,
         user=user,
-        identity_files=tuple(dict.fromkeys(_path(each, tokens) for each in [*explicit, *configured])),
+        identity_files=tuple(dict.fromkeys(_path(path, tokens) for path in [*explicit, *configured])),
         identities_only=bool(explicit) or on("identitiesonly"),
-        known_hosts=tuple(_path(each, tokens) for each in [*files, *system_wide]),
+        known_hosts=tuple(_path(path, tokens) for path in [*files, *system_wide]),
         known_as=known_as,
-        certificate_files=tuple(_path(each, tokens) for each in found.get("certificatefile", [])),
-        identity_agent=_agent(found.get("identityagent", ["SSH_AUTH_SOCK"])[-1], tokens),
+        certificate_files=tuple(_path(path, tokens) for path in options.get("certificatefile", [])),
+        identity_agent=_agent(options.get("identityagent", ["SSH_AUTH_SOCK"])[-1], tokens),
         proxy_command=expand(proxy, tokens) if proxy else None,
         jumps=tuple((last("proxyjump") or "").split(",")) if last("proxyjump") else (),
         # As ssh: an entry without a port also applies.
@@ -193,7 +195,7 @@ def resolve_alias(
         connect_timeout=float(last("connecttimeout") or DEFAULT_CONNECT_TIMEOUT),
         connection_attempts=max(1, int(last("connectionattempts") or 1)),
         # paramiko's parser does not resolve `+`, `-` and `^`, which name a part of ssh's own list.
-        algorithms={key: tuple(found[key][-1].split(",")) for key in ALGORITHM_OPTIONS if ssh and key in found},
+        algorithms={key: tuple(options[key][-1].split(",")) for key in ALGORITHM_OPTIONS if ssh and key in options},
         unused_logins=_unused_logins(last),
         unused_trust=_unused_trust(last),
         tokens=tokens,

@@ -121,10 +121,10 @@ class SshHost:
     def _inspect(self) -> None:
         """Find the home directory and the Python that runs `midstream_host`."""
         words = ["sh", "-c", INSPECT, "sh", self.config.python or "", self.config.root]
-        found = self.run(words, timeout=INSPECT_TIMEOUT)
-        lines = found.stdout.decode(errors="replace").splitlines()
+        done = self.run(words, timeout=INSPECT_TIMEOUT)
+        lines = done.stdout.decode(errors="replace").splitlines()
         if len(lines) < 2 or not lines[-2].startswith("/"):
-            words = found.stderr.decode(errors="replace").strip()[:200]
+            words = done.stderr.decode(errors="replace").strip()[:200]
             raise HostError(
                 f"{self.name}: its login shell is no POSIX shell: {words!r}",
                 f"try: ssh {shlex.quote(self.settings.alias)} pwd",

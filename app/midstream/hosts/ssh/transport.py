@@ -240,7 +240,9 @@ class Transport(paramiko.Transport):
         for option, attribute in OPTIONS.items():
             supported = cast("tuple[str, ...]", getattr(self, attribute))
             names = allowed.get(option.lower(), supported)
-            common = tuple(each for each in supported if each in names or f"{each}{SUFFIX}" in names)
+            common = tuple(
+                algorithm for algorithm in supported if algorithm in names or f"{algorithm}{SUFFIX}" in names
+            )
             if not common:
                 raise UnsupportedAlgorithmsError(
                     f"none of the {option} of the SSH configuration is supported", supported
@@ -290,8 +292,8 @@ class Transport(paramiko.Transport):
             handle(message)
             if self.clear_to_send.is_set():
                 waiting, self._after_new_keys = self._after_new_keys, []
-                for each in waiting:
-                    self._send_user_message(each)
+                for deferred in waiting:
+                    self._send_user_message(deferred)
 
         return answered
 

@@ -48,7 +48,6 @@ from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
-from midstream.migrate.planning.source_run import shares_root
 from midstream.ownership.owner_judge import CLAIM
 from midstream.providers import fleet_slices
 from midstream.providers.provider import SliceStatus
@@ -124,7 +123,8 @@ class Guard:
                 self._notify(notify.FINISHED, verdict.reason)
                 return Exit.DONE
             if verdict.kind == FAILED and duration >= EVIDENCE_DURATION:
-                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that")
+                restart = f"midstream --restart {self.run_id} starts it there again"
+                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that; {restart}")
                 return Exit.FAILED
             if run is not None and run.damaged and duration >= EVIDENCE_DURATION:
                 self._report_once(
@@ -230,7 +230,7 @@ class Guard:
             if verdict.kind == TERMINATING and self._is_preempted(run.host):
                 return  # during the migration: judge the run again
             if detail.get("ok"):  # its user has rolled it back: another migration would undo that
-                hint = f"midstream --guard {self.run_id} guards it again"
+                hint = f"midstream --guard {self.run_id} --to {','.join(self.targets)} guards it again"
                 break
             if any(view.facts.sealed or view.facts.relaunching or view.damage for view in self._open_migrations()):
                 # Its target may train the run: another migration would lose those steps.
@@ -246,7 +246,7 @@ class Guard:
 
     def _can_take(self, run: RunView, target: str, store: str) -> bool:
         """Return whether a target is not where the run is, or shares its directory."""
-        return bool(store) or shares_root(self.fleet, run, target) or run.host not in self.fleet.hosts_of(target)
+        return bool(store) or self.fleet.is_login_node(run.host, target) or run.host not in self.fleet.hosts_of(target)
 
     def _other_migration(self, own: str, results: list[Event]) -> str:
         """Return why another migration has the run; empty: none has it."""
@@ -286,7 +286,7 @@ class Guard:
             MidstreamError: No host has a copy of the run.
         """
         if verdict.kind == TERMINATING:
-            mode = COLD if shares_root(self.fleet, run, target) else WARM
+            mode = COLD if self.fleet.is_login_node(run.host, target) else WARM
             return Request(self.run_id, target, mode=mode)
         request = Request(self.run_id, target, mode=COLD, checkpoint="latest")
         if not store:

@@ -41,10 +41,10 @@ class GuardEvidence:
                 self.is_job = True
                 return self.time_limit.notice(snapshot, copies[0], job)
             self.is_job = False
-            found = machine.call(preemption_notices.read, timeout=30.0)()
+            notice = machine.call(preemption_notices.read, timeout=30.0)()
         except (HostError, MidstreamError):
             return ""
-        return found.message if found else ""
+        return notice.message if notice else ""
 
     def provided(self, snapshot: Snapshot) -> tuple[str, str]:
         """Return the provider's status of the run's machine, and a line that explains it."""
@@ -70,8 +70,8 @@ class GuardEvidence:
         if run is None or run.running or run.fence is None or run.fence.sealed_step is None:
             return ""  # a run that never migrated belongs to the host that has it, under any name
         owner = run.fence.owner
-        known = self.fleet.hosts_of(owner) if owner in self.fleet.target_names else ()
-        return "" if run.host in known else owner
+        owner_hosts = self.fleet.hosts_of(owner) if owner in self.fleet.target_names else ()
+        return "" if run.host in owner_hosts else owner
 
     def with_first_failure(self, run: RunView | None, verdict: Verdict, snapshot: Snapshot) -> Verdict:
         """Return the verdict by the first failure on several hosts, if it says more."""

@@ -73,7 +73,7 @@ def needed_by_another(hosts: HostPool, plan: Plan) -> bool:
         fence = source.call(run_state.describe)(root=source.root, run_id=plan.run_id).fence
     except HostError:
         return True
-    later = [each.owner for each in (fence, lock) if each is not None and each.epoch >= plan.epoch]
+    later = [record.owner for record in (fence, lock) if record is not None and record.epoch >= plan.epoch]
     ours = lock is not None and lock.migration == plan.migration
     return not ours and plan.target in later
 
@@ -90,15 +90,15 @@ def host_of_copy(fleet: Fleet, snapshot: Snapshot, run: RunView, target: str) ->
     lost_hosts = lost_target[1].hosts if lost_target is not None else ()
     live = {host.name for host in snapshot.hosts if host.link == LIVE}
     signed = snapshot.judgement(run.run_id).signed
-    found = [
+    older = [
         copy
         for copy in snapshot.believed(run.run_id)
         if copy.host in live - {*lost_hosts} and not copy.running and (copy.epoch or not signed)
     ]
-    if not found:
+    if not older:
         raise MidstreamError(
             f"no other host that answers has a copy of {run.run_id}, and its bucket has checkpoints only",
             "add a host that the run was on before to the fleet file",
         )
     target_hosts = fleet.hosts_of(target)
-    return min(found, key=lambda copy: copy.host in target_hosts).host
+    return min(older, key=lambda copy: copy.host in target_hosts).host

@@ -18,7 +18,9 @@ from midstream.launch.host_group_start import prepare_target
 from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import launch_run
 from midstream.launch.slurm_allocation import query_allocation
+from midstream.migrate.modes.registry import COLD, mode_of
 from midstream.migrate.planning import downtime_estimate
+from midstream.migrate.planning.progress import pace_of
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_host.runs import ownership, run_state
@@ -36,7 +38,7 @@ def is_own_target(fleet: Fleet, run: RunView, target: str) -> bool:
 def stop_seconds(run: RunView) -> float:
     """Estimate the seconds until the run's engine has saved and stopped."""
     size = run.status.state_bytes if run.status is not None else 0
-    predicted = downtime_estimate.predict(run.curve, size)
+    predicted = downtime_estimate.predict(mode_of(COLD), pace_of(run.curve), size)
     return predicted["quiesce"] + predicted["save"]
 
 

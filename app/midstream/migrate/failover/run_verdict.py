@@ -61,8 +61,8 @@ def judge(
         if judgement.head is None:
             what = f"{run_id} was handed to {owner}, and no copy of it is found there"
         else:
-            found = "; ".join(shown) or "no copy of it is found there"
-            what = f"{run_id} belongs to {owner} by a signed record (ownership {judgement.head.epoch}), and {found}"
+            claims = "; ".join(shown) or "no copy of it is found there"
+            what = f"{run_id} belongs to {owner} by a signed record (ownership {judgement.head.epoch}), and {claims}"
         is_preempted = provided[0] == SliceStatus.PREEMPTED
         more = f"; {provided[1]}" if provided[1] else ""
         return run, Verdict(LOST if is_preempted else UNREACHABLE, f"{what}{more}", lost=is_preempted)

@@ -20,7 +20,6 @@ from midstream.migrate.failover import job_restart
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
 from midstream.migrate.planning import planner
-from midstream.migrate.planning.source_run import shares_root
 from midstream.migrate.stages import Durations, known_seconds, total_text, unknown_stages
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_host.runs.slurm import JobState
@@ -71,14 +70,14 @@ class TimeLimit:
         """
         if not job.runs or job.ends <= 0:
             return ""
-        lead, left = self._current(snapshot, run), max(0.0, job.ends - time.time())
+        lead, remaining = self._current(snapshot, run), max(0.0, job.ends - time.time())
         if abs(lead.seconds - self._reported) > CHANGE * self._reported:
             self._reported = lead.seconds
             self.report(
-                f"job {job.job} reaches {job.limit} in {duration(left)}; {run.run_id} is handed on "
+                f"job {job.job} reaches {job.limit} in {duration(remaining)}; {run.run_id} is handed on "
                 f"{duration(lead.seconds)} before it: {lead.reason}"
             )
-        return f"job {job.job} reaches {job.limit} in {duration(left)}" if left < lead.seconds else ""
+        return f"job {job.job} reaches {job.limit} in {duration(remaining)}" if remaining < lead.seconds else ""
 
     def _current(self, snapshot: Snapshot, run: RunView) -> Lead:
         now = time.monotonic()
@@ -98,23 +97,23 @@ class TimeLimit:
         if slurm is not None and slurm.guard_lead is not None:
             return Lead(parse_duration(slurm.guard_lead), f"guard_lead of target {owner}")
         saves = seconds_to_save(() if slurm is None else slurm.sbatch)
-        found, problems = list[Lead](), list[str]()
+        leads, problems = list[Lead](), list[str]()
         for name in self.targets:
             try:
                 if job_restart.is_own_target(self.fleet, run, name):
-                    found.append(restart_lead(name, job_restart.stop_seconds(run), saves))
-                elif shares_root(self.fleet, run, name) or run.host not in self.fleet.hosts_of(name):
-                    found.append(self._migration_lead(snapshot, run, name, saves))
+                    leads.append(restart_lead(name, job_restart.stop_seconds(run), saves))
+                elif self.fleet.is_login_node(run.host, name) or run.host not in self.fleet.hosts_of(name):
+                    leads.append(self._migration_lead(snapshot, run, name, saves))
             except MidstreamError as error:  # HostError too
                 problems.append(f"{name}: {error}")
-        if found:
-            return max(found, key=lambda lead: lead.seconds)
+        if leads:
+            return max(leads, key=lambda lead: lead.seconds)
         why = f" ({'; '.join(problems)})" if problems else ""
         return Lead(UNPLANNED, f"no migration can be estimated now{why}", planned=False)
 
     def _migration_lead(self, snapshot: Snapshot, run: RunView, name: str, saves: float) -> Lead:
         target, queue = self.fleet.target(name), 0.0
-        shared = shares_root(self.fleet, run, name)
+        shared = self.fleet.is_login_node(run.host, name)
         request = Request(run.run_id, name, mode=COLD if shared else WARM)
         plan = planner.make_plan(self.hosts, snapshot, request)
         if target.slurm is not None and not shared:  # the job is submitted once the run has stopped

@@ -58,20 +58,20 @@ class CachedView:
         directory = self._directory
         events = self._reader.events()
         now = outcome(events)
-        found: list[str] = []
+        problems: list[str] = []
         # A line that is being written has no end yet.
         writing = locked and self._reader.partial and not self._reader.content.damaged
         if (wrong := self._reader.damage) and not writing:
-            found.append(f"{directory.journal_file.name} {wrong}")
+            problems.append(f"{directory.journal_file.name} {wrong}")
         if wrong := damaged_files.problem_of(directory.plan_file, directory.check_plan):
-            found.append(f"{directory.plan_file.name} {wrong}")
+            problems.append(f"{directory.plan_file.name} {wrong}")
         content = self._reader.content
         try:
             plan = directory.plan_or_journaled(content.plan)
         except MidstreamError:
             plan = None
         if wrong := damaged_files.problem_of(directory.fleet_file, lambda: directory.check_fleet(plan, content.fleet)):
-            found.append(f"{directory.fleet_file.name} {wrong}")
+            problems.append(f"{directory.fleet_file.name} {wrong}")
         for file, check in (
             (
                 directory.downtime_file,
@@ -84,7 +84,7 @@ class CachedView:
             (directory.request_file, lambda: damaged_files.check_request(directory.request_file)),
         ):
             if os.path.lexists(file) and (wrong := damaged_files.problem_of(file, check)):
-                found.append(f"{file.name} {wrong}")
+                problems.append(f"{file.name} {wrong}")
         results = (event.detail for event in reversed(events) if event.event == "result")
         result = next(results, dict[str, Any]())
         unreadable = plan is None or self._reader.newer
@@ -101,7 +101,7 @@ class CachedView:
             directory.certificate() or damaged_files.journaled(result.get("certificate"), Certificate.from_json),
             now.finished,
             now.error,
-            tuple(found),
+            tuple(problems),
             self._reader.newer,
         )
 
@@ -125,7 +125,7 @@ class CachedView:
 def _signature(path: Path) -> tuple[int, int, int] | None:
     """Return a value that changes whenever the file does; None without a file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -122,14 +122,14 @@ class Facts:
         Raises:
             RecordError: one has another type; the message names ``where`` and the field.
         """
-        found = fields_of(cls, value, where)
+        fields = fields_of(cls, value, where)
         for name, kind in _NESTED.items():
-            if found.get(name) is not None:
-                found[name] = kind(**fields_of(kind, found[name], where))
-        if found.get("sealed") is not None:
-            sealed: Sealed = found["sealed"]
-            found["sealed"] = replace(sealed, fence=records.Fence.from_json(value["sealed"]["fence"], where))
-        return cls(**found)
+            if fields.get(name) is not None:
+                fields[name] = kind(**fields_of(kind, fields[name], where))
+        if fields.get("sealed") is not None:
+            sealed: Sealed = fields["sealed"]
+            fields["sealed"] = replace(sealed, fence=records.Fence.from_json(value["sealed"]["fence"], where))
+        return cls(**fields)
 
 
 _NESTED: Mapping[str, type[Any]] = {
@@ -150,8 +150,8 @@ def required(value: T | None, name: str) -> T:
 
 def facts_of(events: Iterable[Event]) -> Facts:
     """Return all facts of a journal's events. RecordError if one has another type."""
-    found = Facts()
+    facts = Facts()
     for event in events:
         if event.event == FACT:
-            found = found.updated(Facts.from_json(event.detail))
-    return found
+            facts = facts.updated(Facts.from_json(event.detail))
+    return facts

@@ -96,9 +96,9 @@ class Content:
                 self.events.append(event)
                 self.damaged += LOST in event.detail
                 if event.event == FACT:
-                    found = Facts.from_json(event.detail)
-                    self.facts = self.facts.updated(found)
-                    if found.reestablished_at is not None:
+                    facts = Facts.from_json(event.detail)
+                    self.facts = self.facts.updated(facts)
+                    if facts.reestablished_at is not None:
                         self.damaged = 0
 
 
@@ -279,12 +279,12 @@ class JournalReader:
         self.newer = False
         try:
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                if found.st_ino != self._inode or found.st_size < self._offset:  # replaced or truncated
-                    self._inode, self._offset, self.content = found.st_ino, 0, Content()
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:  # replaced or truncated
+                    self._inode, self._offset, self.content = status.st_ino, 0, Content()
                 file.seek(self._offset)
                 data = file.read()
-                self.problem = "" if found.st_size else "is empty"
+                self.problem = "" if status.st_size else "is empty"
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
             self.problem = "is missing" if missing else f"cannot be read: {error.strerror}"

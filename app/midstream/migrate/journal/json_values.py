@@ -21,8 +21,8 @@ def fields_of(cls: type[Any], value: Any, where: str = "") -> dict[str, Any]:
         json_shapes.check(cls, value)
     except json_shapes.ShapeError as error:
         raise records.RecordError(f"{where or cls.__name__}: {error}") from None
-    found = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
-    return {name: tuple(cast("list[Any]", item)) if isinstance(item, list) else item for name, item in found.items()}
+    fields = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
+    return {name: tuple(cast("list[Any]", item)) if isinstance(item, list) else item for name, item in fields.items()}
 
 
 def section(config: RunConfig, name: str) -> RunConfig:

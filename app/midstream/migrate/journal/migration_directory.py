@@ -49,18 +49,16 @@ class MigrationDirectory(MigrationFiles):
     @classmethod
     def find(cls, migration: str) -> MigrationDirectory:
         """Return the one with this id or unique prefix of an id. UsageError otherwise."""
-        known = migration_ids()
-        matches = [name for name in known if name == migration] or [
-            name for name in known if name.startswith(migration)
-        ]
+        ids = migration_ids()
+        matches = [name for name in ids if name == migration] or [name for name in ids if name.startswith(migration)]
         if len(matches) == 1:
             return cls(matches[0])
         if matches:
             raise UsageError(f"migration {migration!r} is ambiguous: {', '.join(matches)}", "give more of its id")
         raise UsageError(
             f"no migration {migration!r} under {migrations_directory()}",
-            did_you_mean(migration, known) or f"known: {', '.join(known[:5])}"
-            if known
+            did_you_mean(migration, ids) or f"known: {', '.join(ids[:5])}"
+            if ids
             else "there are none yet: midstream --migrate RUN --to TARGET starts one",
         )
 
@@ -88,8 +86,8 @@ def migration_ids() -> list[str]:
         names = os.listdir(migrations_directory())
     except OSError:
         return []
-    found = [name for name in names if not name.startswith(".") and _is_migration(migrations_directory() / name)]
-    return sorted(found, reverse=True)
+    migrations = [name for name in names if not name.startswith(".") and _is_migration(migrations_directory() / name)]
+    return sorted(migrations, reverse=True)
 
 
 def _is_migration(path: Path) -> bool:
@@ -131,8 +129,8 @@ def create(plan: Plan, fleet_text: str) -> MigrationDirectory:
 
 def list_migrations(fleet: Fleet | None = None) -> list[MigrationView]:
     """Return all migrations, newest first; with ``fleet``, those that belong to it."""
-    found = map(MigrationDirectory, migration_ids())
-    return [each.view() for each in found if fleet is None or each.belongs_to(fleet)]
+    directories = map(MigrationDirectory, migration_ids())
+    return [directory.view() for directory in directories if fleet is None or directory.belongs_to(fleet)]
 
 
 def open_migrations(fleet: Fleet, run_id: str) -> list[MigrationView]:

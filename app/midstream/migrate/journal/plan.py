@@ -275,14 +275,14 @@ class Plan:
                 ``where`` and the field.
         """
         where = where or cls.__name__
-        found = object_or_empty(value)
-        if "identity" in found and found.get("format") != FORMAT:
+        record = object_or_empty(value)
+        if "identity" in record and record.get("format") != FORMAT:
             raise records.RecordError(
-                f"{where}: format {found.get('format')!r} is another midstream's; this one reads format {FORMAT}"
+                f"{where}: format {record.get('format')!r} is another midstream's; this one reads format {FORMAT}"
             )
         parts = fields_of(cls, value, where)
         shape, estimate = fields_of(Shape, parts["shape"], where), fields_of(Estimate, parts.get("estimate", {}), where)
-        shape["changes"] = tuple(Change(**fields_of(Change, each, where)) for each in shape.get("changes", ()))
+        shape["changes"] = tuple(Change(**fields_of(Change, change, where)) for change in shape.get("changes", ()))
         if estimate.get("cost") is not None:
             estimate["cost"] = Cost(**fields_of(Cost, estimate["cost"], where))
         plan = cls(

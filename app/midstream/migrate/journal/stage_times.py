@@ -71,12 +71,12 @@ def stage_times(events: Sequence[Event]) -> StageTimes:
 
 def estimates(plan: Plan, facts: Facts) -> dict[str, float | None]:
     """Return the seconds of each stage: measured since, else estimated by the plan."""
-    found = dict(plan.estimate.duration)
-    if facts.predicted is not None and DOWNTIME in found:
-        found[DOWNTIME] = sum(facts.predicted.values())
-    if facts.rehearsed_step_seconds and HEALTHY in found:
-        found[HEALTHY] = plan.policy.healthy_steps * facts.rehearsed_step_seconds
-    return found
+    seconds = dict(plan.estimate.duration)
+    if facts.predicted is not None and DOWNTIME in seconds:
+        seconds[DOWNTIME] = sum(facts.predicted.values())
+    if facts.rehearsed_step_seconds and HEALTHY in seconds:
+        seconds[HEALTHY] = plan.policy.healthy_steps * facts.rehearsed_step_seconds
+    return seconds
 
 
 def remaining(expected: Durations, times: StageTimes, now: float) -> Remaining:
@@ -119,15 +119,15 @@ def report(plan: Plan, times: StageTimes) -> dict[str, Any]:
     }
 
 
-def report_lines(found: Mapping[str, Any]) -> list[str]:
+def report_lines(times: Mapping[str, Any]) -> list[str]:
     """Return a `report` as text: one line for the total, one for each stage."""
-    estimated = cast("dict[str, float | None]", found.get("estimated") or {})
-    measured = cast("dict[str, float]", found.get("measured") or {})
+    estimated = cast("dict[str, float | None]", times.get("estimated") or {})
+    measured = cast("dict[str, float]", times.get("measured") or {})
     names = [name for name in STAGES if name in estimated or name in measured]
     if not measured or not estimated:
         return []
-    unknown = cast("list[str]", found.get("unknown") or [])
-    rows = [("duration", found.get("estimated_seconds"), found.get("measured_seconds"))]
+    unknown = cast("list[str]", times.get("unknown") or [])
+    rows = [("duration", times.get("estimated_seconds"), times.get("measured_seconds"))]
     rows += [(f"  {shown_stage(name)}", estimated.get(name), measured.get(name)) for name in names]
     lines = [
         f"{name:<16} estimated {UNKNOWN if before is None else shown(before):<8} "

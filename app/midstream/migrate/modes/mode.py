@@ -115,8 +115,8 @@ class Mode:
             measured: Seconds that earlier migrations measured, which replace formulas.
             running: The source trains. If not, nothing is stopped or saved, and the checkpoint is copied before.
         """
-        found = {**self.downtime(seconds), **measured}
-        return found if running else {**found, "quiesce": 0.0, "save": 0.0, "copy": min(found["copy"], 0.5)}
+        phases = {**self.downtime(seconds), **measured}
+        return phases if running else {**phases, "quiesce": 0.0, "save": 0.0, "copy": min(phases["copy"], 0.5)}
 
     def unknown_phases(self, work: Work, rates: Rates) -> tuple[str, ...]:
         """Return the phases of the downtime whose duration nothing shows."""

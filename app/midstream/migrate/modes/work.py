@@ -24,7 +24,6 @@ class Rates:
 class Work:
     """Work of a migration that determines its duration."""
 
-    mode: str
     checkpoint_bytes: int  # 0: unknown
     data_bytes: tuple[int, ...] | None  # that each host of the target lacks; None: unknown
     copies_checkpoint: bool  # an existing checkpoint is copied before the downtime

@@ -35,13 +35,13 @@ EVIDENCE_TIMEOUT = 1800.0
 
 def _rows_since(run: RunView, step: int, attempt: int) -> list[JsonObject]:
     """Return the attempt's rows with a loss from ``step`` on, in order."""
-    found: list[JsonObject] = []
+    rows: list[JsonObject] = []
     for row in reversed(run.curve):
         if row["global_step"] < step:
             break
         if row["attempt"] == attempt and "train/loss" in row:
-            found.append(row)
-    return found[::-1]
+            rows.append(row)
+    return rows[::-1]
 
 
 class NotCertifiedError(MidstreamError):
@@ -65,13 +65,13 @@ class Certify:
             return self._certify_live(migration, sealed)
         attempt, restore = self._evidence(migration, sealed)
         source_rows = self._source_rows(migration, sealed)
-        wanted = min(plan.policy.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed.step]))
+        needed = min(plan.policy.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed.step]))
 
         def enough(run: RunView) -> bool:
             rows = _rows_since(run, sealed.step, attempt)
             ended = run.state in records.ENDED or run.state == "lost"
             contradicted = run.status is not None and bool(run.status.contradiction)
-            return len(rows) >= max(1, wanted) or ended or contradicted or run.attempt > attempt
+            return len(rows) >= max(1, needed) or ended or contradicted or run.attempt > attempt
 
         run = wait_for(migration, "the target's first losses", target.name, enough, EVIDENCE_TIMEOUT)
         rows = _rows_since(run, sealed.step, attempt)

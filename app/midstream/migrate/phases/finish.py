@@ -14,6 +14,7 @@ from midstream.migrate.phases.cutover import copy_run_history
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError, ways_to_continue
 from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.preemption import unless_preempted
+from midstream.migrate.steps.rollback_outcome import join_rollback
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_core.json_types import LoggedRow
@@ -64,6 +65,7 @@ class Finish:
         run = wait_for(migration, f"step {goal} on the target", plan.target_host, decided, HEALTHY_TIMEOUT)
         step = run.status.step if run.status else 0
         if run.epoch > plan.epoch and run.fence is not None:
+            join_rollback(migration)
             migration.note(f"{plan.run_id} was migrated on to {run.fence.owner} (ownership {run.epoch})")
         elif run.status is not None and run.status.contradiction:  # seen only after the certificate
             raise NeedsOperatorError(

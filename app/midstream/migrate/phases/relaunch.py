@@ -15,10 +15,12 @@ from midstream.migrate.steps.first_update import wait_training
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.ownership_records import chain_of_target, hand_over
 from midstream.migrate.steps.preemption import unless_preempted
+from midstream.migrate.steps.rollback_outcome import join_rollback
 from midstream.migrate.steps.source_return import owns_run, returned_fence, source_fence, withdraw_stop
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.migrate.steps.target_close import close_target
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_host.runs import run_state
 
 
@@ -38,6 +40,7 @@ class Relaunch:
         )
         plan = migration.plan
         if started and self._was_moved_on(migration):
+            join_rollback(migration)
             return
         if migration.journal.facts.training_confirmed_at is None:
             migration.clock.begin(stages.DOWNTIME, migration.phase)
@@ -135,8 +138,5 @@ def _newest(migration: Migration) -> StartingPoint | None:
     A restart on the target must not fall back to the migrated state.
     """
     plan, described = migration.plan, migration.target_group.describe()
-    own = [checkpoint for checkpoint in described.usable if checkpoint.epoch == plan.epoch]
-    if not own:
-        return None
-    newest = max(own, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-    return StartingPoint(newest.name, newest.step, newest.root_digest)
+    own = newest_checkpoint(checkpoint for checkpoint in described.usable if checkpoint.epoch == plan.epoch)
+    return StartingPoint(own.name, own.step, own.root_digest) if own is not None else None

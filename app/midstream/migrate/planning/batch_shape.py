@@ -105,7 +105,7 @@ def check_axes(arrays: Sequence[ArrayEntry], trainer: RunConfig, devices: int) -
     return sorted(problems)
 
 
-def _nearest(counts: Sequence[int], wanted: int) -> str:
-    """Return the six counts nearest to ``wanted``, ascending, as text."""
-    nearest = sorted(counts, key=lambda count: abs(count - wanted))[:6]
+def _nearest(counts: Sequence[int], requested: int) -> str:
+    """Return the six counts nearest to ``requested``, ascending, as text."""
+    nearest = sorted(counts, key=lambda count: abs(count - requested))[:6]
     return ", ".join(str(count) for count in sorted(nearest))

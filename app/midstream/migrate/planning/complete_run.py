@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from midstream.errors import UsageError
-from midstream.migrate.journal.request import Request
-from midstream.migrate.modes.registry import mode_of
+from midstream.migrate.modes.mode import Mode
 from midstream_core.listed_checkpoint import ListedCheckpoint
 from midstream_host.driver.run_file import RunFile
 
 
-def complete_warning(request: Request, run: RunFile, checkpoint: ListedCheckpoint | None) -> tuple[str, ...]:
+def complete_warning(run_id: str, mode: Mode, run: RunFile, checkpoint: ListedCheckpoint | None) -> tuple[str, ...]:
     """Warn that the trainer of a complete run is not started on the target.
 
     ``checkpoint``: the one to continue from; None: a later one.
@@ -19,8 +18,8 @@ def complete_warning(request: Request, run: RunFile, checkpoint: ListedCheckpoin
     """
     if checkpoint is None or not run.steps or checkpoint.step < run.steps:
         return ()
-    what = f"{request.run_id} is complete, step {checkpoint.step} of {run.steps}"
-    if mode_of(request.mode).has_standby:
+    what = f"{run_id} is complete, step {checkpoint.step} of {run.steps}"
+    if mode.has_standby:
         raise UsageError(
             f"{what}: there is nothing to rehearse", "--mode cold copies it, and does not start the trainer"
         )

@@ -68,22 +68,22 @@ class _ForeignLoader(yaml.SafeLoader):
         return node
 
 
-def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Return the number of nodes with all aliases expanded.
 
     Raises:
         ValueError: A node contains itself.
     """
-    found = known.get(id(node))
-    if found == 0:
+    size = sizes.get(id(node))
+    if size == 0:
         raise ValueError("an alias names what contains it")
-    if found is None:
-        known[id(node)] = found = 0
+    if size is None:
+        sizes[id(node)] = size = 0
         value: Any = node.value
-        parts = [each for pair in value for each in pair] if isinstance(node, yaml.MappingNode) else value
+        parts = [item for pair in value for item in pair] if isinstance(node, yaml.MappingNode) else value
         inner = parts if isinstance(node, yaml.CollectionNode) else ()
-        found = known[id(node)] = 1 + sum(_expanded(each, known) for each in inner)
-    return found
+        size = sizes[id(node)] = 1 + sum(_expanded(item, sizes) for item in inner)
+    return size
 
 
 def _plain(loader: yaml.SafeLoader, _: str, node: yaml.Node) -> object:
@@ -141,33 +141,33 @@ def _mapping(name: str, text: str) -> RecordFields:
 
 
 def _neox(survey: CheckpointSurvey) -> ForeignRun:
-    found: RecordFields = {}
+    settings: RecordFields = {}
     for name, text in survey.configs.items():
-        found |= {str(key).replace("-", "_"): value for key, value in _mapping(name, text).items()}
+        settings |= {str(key).replace("-", "_"): value for key, value in _mapping(name, text).items()}
     embedding, mlp = survey.shapes["embedding"], survey.shapes["mlp"]
-    hidden, heads = int(found["hidden_size"]), int(found["num_attention_heads"])
-    activation, legacy = found.get("activation", "gelu"), found.get("mlp_type") == "llama"
+    hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
+    activation, legacy = settings.get("activation", "gelu"), settings.get("mlp_type") == "llama"
     gated = activation in ("silu", "swish") if legacy else activation == "swiglu"
     model: dict[str, JsonValue] = {
-        "seq_len": int(found["seq_length"]), "hidden_dim": hidden, "num_layers": int(found["num_layers"]),
+        "seq_len": int(settings["seq_length"]), "hidden_dim": hidden, "num_layers": int(settings["num_layers"]),
         "num_heads": heads, "tie_word_embeddings": "head" not in survey.shapes,
-        "attention_bias": bool(found.get("use_bias_in_attn_linear", True)),
+        "attention_bias": bool(settings.get("use_bias_in_attn_linear", True)),
     }  # fmt: skip
-    if found.get("norm") in ("rmsnorm", "te_rmsnorm") and gated:
+    if settings.get("norm") in ("rmsnorm", "te_rmsnorm") and gated:
         joined = not legacy  # up and gate in one matrix
-        mlp_bias = bool(found.get("use_bias_in_mlp", True)) and not legacy
+        mlp_bias = bool(settings.get("use_bias_in_mlp", True)) and not legacy
         model |= {
-            "type": "llama", "num_kv_heads": int(found.get("num_kv_heads") or heads), "mlp_bias": mlp_bias,
+            "type": "llama", "num_kv_heads": int(settings.get("num_kv_heads") or heads), "mlp_bias": mlp_bias,
             "intermediate_dim": mlp[0] // (2 if joined else 1),
         }  # fmt: skip
     else:
-        model |= {"type": "neox", "intermediate_dim": mlp[0], "rotary_pct": float(found.get("rotary_pct", 1.0))}
-    precision = found.get("precision")
+        model |= {"type": "neox", "intermediate_dim": mlp[0], "rotary_pct": float(settings.get("rotary_pct", 1.0))}
+    precision = settings.get("precision")
     if precision is None:
-        on = [name for name in ("fp16", "bf16") if section(found, name).get("enabled")]
+        on = [name for name in ("fp16", "bf16") if section(settings, name).get("enabled")]
         precision = {"fp16": "fp16", "bf16": "bfloat16"}[on[0]] if on else "fp32"
     trainer = {
-        "train_batch_size": _neox_batch(found, survey), "num_train_steps": _neox_steps(found),
+        "train_batch_size": _neox_batch(settings, survey), "num_train_steps": _neox_steps(settings),
         "mp": "f32" if precision == "fp32" else "p=f32,c=bfloat16",
     }  # fmt: skip
     warnings = ["the state of torch's random generators has no counterpart and is given up"]
@@ -176,21 +176,21 @@ def _neox(survey: CheckpointSurvey) -> ForeignRun:
     if not survey.numbers.get("optimizer"):
         warnings.append("the checkpoint has no optimizer state: the import refuses it")
     config = _config(model, "adam", trainer)
-    prefixes = found.get("train_data_paths") or ([found["data_path"]] if found.get("data_path") else [])
+    prefixes = settings.get("train_data_paths") or ([settings["data_path"]] if settings.get("data_path") else [])
     files = tuple(f"{prefix}{end}" for prefix in prefixes for end in (".bin", ".idx"))
     arrays = tuple(model_arrays.state_arrays(config, embedding[0]))
     return ForeignRun(config, arrays, files, bool(files), tuple(warnings))
 
 
-def _neox_batch(found: RunConfig, survey: CheckpointSurvey) -> int:
-    if found.get("train_batch_size") is not None:
-        return int(found["train_batch_size"])
-    micro, steps = found["train_micro_batch_size_per_gpu"], found.get("gradient_accumulation_steps") or 1
+def _neox_batch(settings: RunConfig, survey: CheckpointSurvey) -> int:
+    if settings.get("train_batch_size") is not None:
+        return int(settings["train_batch_size"])
+    micro, steps = settings["train_micro_batch_size_per_gpu"], settings.get("gradient_accumulation_steps") or 1
     return int(micro) * int(steps) * survey.numbers["data_parallel"]
 
 
-def _neox_steps(found: RunConfig) -> int:
-    return max(int(found["train_iters"]), int(found.get("lr_decay_iters") or 0))
+def _neox_steps(settings: RunConfig) -> int:
+    return max(int(settings["train_iters"]), int(settings.get("lr_decay_iters") or 0))
 
 
 # ------------------------------------------------------------------------------------------ Levanter
@@ -221,7 +221,7 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
             "by its library only"
         )
     caches = _cache_directories(data)
-    local = tuple(posixpath.join(posixpath.dirname(path), each) for each in caches if "://" not in each)
+    local = tuple(posixpath.join(posixpath.dirname(path), cache) for cache in caches if "://" not in cache)
     warnings += [f"the data stays in {cache}" for cache in caches if "://" in cache]
     arrays = tuple(model_arrays.state_arrays(config, rows))
     return ForeignRun(config, arrays, local, bool(caches), tuple(warnings))
@@ -230,8 +230,8 @@ def _levanter(survey: CheckpointSurvey) -> ForeignRun:
 def _cache_directories(data: JsonObject) -> list[str]:
     """Return the token caches that ``data`` names: one, or one per part of a mixture."""
     parts: list[JsonValue] = [data, *section(data, "components").values(), *section(data, "configs").values()]
-    found = [cast("RecordFields", part).get("cache_dir") for part in parts if isinstance(part, dict)]
-    return [str(each) for each in found if each]
+    directories = [cast("RecordFields", section_).get("cache_dir") for section_ in parts if isinstance(section_, dict)]
+    return [str(directory) for directory in directories if directory]
 
 
 # ------------------------------------------------------------------------------------------ Hugging Face
@@ -265,8 +265,8 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
         raise ValueError(f"model_type {kind!r} is none of gpt2, llama, gpt_neox")
     trainer = dict(_ENGINE_TRAINER)
     for name, text in flags.items():
-        part, _, key = name.partition(".")
-        if part == "trainer" and "." not in key:
+        section_name, _, key = name.partition(".")
+        if section_name == "trainer" and "." not in key:
             trainer[key] = yaml.load(text, _ForeignLoader)
     config = _config(model, flags.get("optimizer.type", "adam"), trainer)
     if not any(name.startswith("data.") for name in flags):
@@ -288,7 +288,7 @@ def _config(model: JsonObject, optimizer: str, trainer: JsonObject) -> RecordFie
         ValueError: A number of steps, or a batch, is one that no run has.
     """
     batch: object = trainer["train_batch_size"]  # or its schedule: [{start: STEP, value: EXAMPLES}, ...]
-    sizes = [part["value"] for part in cast("list[RecordFields]", batch)] if isinstance(batch, list) else [batch]
+    sizes = [entry["value"] for entry in cast("list[RecordFields]", batch)] if isinstance(batch, list) else [batch]
     for name, value in [
         ("num_train_steps", trainer["num_train_steps"]),
         *(("train_batch_size", size) for size in sizes),

@@ -12,15 +12,16 @@ from midstream.errors import Exit, MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
-from midstream.launch.engine_flags import engine_flags, keep_name
+from midstream.launch.engine_flags import checked_flags
 from midstream.migrate.checkpoint_store import checkpoint_store_of
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import mode_of
+from midstream.migrate.planning.assemble import assemble
 from midstream.migrate.planning.batch_shape import check_axes
 from midstream.migrate.planning.foreign_config import NAMES, ForeignRun, foreign_run, with_parameters
 from midstream.migrate.planning.plan_inputs import Ends, PlannedImport, SourceContents
-from midstream.migrate.planning.plan_parts import assemble
+from midstream.migrate.planning.progress import Pace
 from midstream.stores.bucket import app_errors
 from midstream.stores.bucket_access import access_for
 from midstream.watch.snapshot import RunView, Snapshot
@@ -64,9 +65,10 @@ def plan_import(
         MidstreamError: There is no checkpoint that can be read, or it does not fit the target.
     """
     fleet = hosts.fleet
-    mode_of(request.mode).check_import()
+    mode = mode_of(request.mode)
+    mode.check_import()
     target = fleet.target(request.target)
-    keep_name(request.run_id, request.overrides)
+    flags_of_engine = checked_flags(request.run_id, request.overrides)
     if request.source in target.hosts:
         raise UsageError(f"{request.source} has the checkpoint already", "choose another target")
     copies = snapshot.copies(request.run_id)
@@ -79,32 +81,46 @@ def plan_import(
     source, destinations = hosts.get(request.source), tuple(hosts.get(name) for name in target.hosts)
     destination = destinations[0]
     survey = read_survey(fleet, source, path, config)
-    given = engine_flags(request.overrides)
-    found = foreign_run(survey, source.name, given)
+    foreign = foreign_run(survey, source.name, flags_of_engine)
     if cast_parameters:
-        found = with_parameters(found, cast_parameters)
-    store = given.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
+        foreign = with_parameters(foreign, cast_parameters)
+    store = flags_of_engine.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
     here = checkpoint_store_of(fleet, source, request.run_id, "")
     there = checkpoint_store_of(fleet, destination, request.run_id, "" if store == "null" else store)
     name = records.checkpoint_name(survey.step, 1)
-    run = _run(request, source.name, survey, found, name)
-    mode_of(request.mode).check_stores(request.run_id, here.store or there.store)
+    run = _run(request, source.name, survey, foreign, name)
+    mode.check_stores(request.run_id, here.store or there.store)
     assert run.status is not None
     assert run.fence is not None
-    ends = Ends(run, run.status, run.fence, target, source, destinations, (source.name,), here, there, given)
+    ends = Ends(
+        run,
+        run.status,
+        run.fence,
+        target,
+        source,
+        destinations,
+        (source.name,),
+        here,
+        there,
+        flags_of_engine,
+        mode,
+        survey.step,
+        Pace(),
+    )
     contents = SourceContents(
-        config=found.config,
+        config=foreign.config,
+        owner_consent=(),
         consent=(),
         checkpoint=run.checkpoints[0],
         newest=name,
-        arrays=found.arrays,
-        checkpoint_bytes=found.state_bytes,
+        arrays=foreign.arrays,
+        checkpoint_bytes=foreign.state_bytes,
         data_digests=(),
-        data_bytes=None if (size := _data_bytes(source, found)) is None else (size,) * len(ends.data_hosts),
-        imported=PlannedImport((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, found)),
+        data_bytes=None if (size := _data_bytes(source, foreign)) is None else (size,) * len(ends.data_hosts),
+        imported=PlannedImport((f"{source.name}:{path}", *flags), _warnings(snapshot, survey, foreign)),
     )
     plan = assemble(fleet, snapshot, replace(request, checkpoint="latest"), ends, contents)
-    problems = check_axes(found.arrays, contents.trainer, plan.shape.target_devices)
+    problems = check_axes(foreign.arrays, contents.trainer, plan.shape.target_devices)
     if problems:
         raise MidstreamError(problems[0], "choose a target with one of these device counts", Exit.REFUSED)
     return plan
@@ -151,7 +167,7 @@ def _bucket_survey(fleet: Fleet, url: str, config: str) -> CheckpointSurvey:
             return checkpoint_survey.survey_of(BucketFiles(client), url.rstrip("/"), config)
 
 
-def _run(request: Request, host: str, survey: CheckpointSurvey, found: ForeignRun, name: str) -> RunView:
+def _run(request: Request, host: str, survey: CheckpointSurvey, foreign: ForeignRun, name: str) -> RunView:
     """Return the run as the import will leave it: stopped, with one checkpoint."""
     status = records.Status(
         state=records.STOPPED,
@@ -161,26 +177,26 @@ def _run(request: Request, host: str, survey: CheckpointSurvey, found: ForeignRu
         pid=0,
         start_ticks=0,
         heartbeat=0.0,
-        num_train_steps=int(found.config["trainer"]["num_train_steps"]),
+        num_train_steps=int(foreign.config["trainer"]["num_train_steps"]),
     )
-    checkpoint = ListedCheckpoint(name, survey.step, 1, complete=True, accepted=True, size=found.state_bytes, epoch=1)
+    checkpoint = ListedCheckpoint(name, survey.step, 1, complete=True, accepted=True, size=foreign.state_bytes, epoch=1)
     return RunView(request.run_id, host, records.first_fence(host), None, 1, status, False, (checkpoint,))
 
 
-def _data_bytes(source: Host, found: ForeignRun) -> int | None:
+def _data_bytes(source: Host, foreign: ForeignRun) -> int | None:
     """Return the bytes of the run's data; None where they are not known."""
-    if not found.data_known:
+    if not foreign.data_known:
         return None
-    sizes = source.call(checkpoint_survey.sizes, timeout=SURVEY_TIMEOUT)(paths=list(found.data_paths))
+    sizes = source.call(checkpoint_survey.sizes, timeout=SURVEY_TIMEOUT)(paths=list(foreign.data_paths))
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def _warnings(snapshot: Snapshot, survey: CheckpointSurvey, found: ForeignRun) -> tuple[str, ...]:
+def _warnings(snapshot: Snapshot, survey: CheckpointSurvey, foreign: ForeignRun) -> tuple[str, ...]:
     lines = [
         f"it starts from step {survey.step} of this checkpoint: what its trainer ({NAMES[survey.kind]}) has done since "
         "is not migrated",
         *_places(survey),
-        *found.warnings,
+        *foreign.warnings,
         "the import checks every setting and array, and may refuse what this plan has not read",
     ]
     stale = [host.name for host in snapshot.hosts if host.link != "live"]

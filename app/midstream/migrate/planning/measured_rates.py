@@ -55,16 +55,25 @@ def rates_between(
     migrations = list(migrations)
     between = [migration for migration in migrations if (migration.source, migration.target) == (source, target)]
     copies = [
-        count / seconds for one in between for count, seconds in one.copies if count >= MIN_COPY_BYTES and seconds > 0
+        count / seconds
+        for migration in between
+        for count, seconds in migration.copies
+        if count >= MIN_COPY_BYTES and seconds > 0
     ]
-    steps = [one.rehearsed_step_seconds for one in between if one.run_id == run_id and one.rehearsed_step_seconds > 0]
-    same_mode = [one for one in between if one.mode == mode and one.measured][:MAX_SAMPLES]
+    steps = [
+        migration.rehearsed_step_seconds
+        for migration in between
+        if migration.run_id == run_id and migration.rehearsed_step_seconds > 0
+    ]
+    same_mode = [migration for migration in between if migration.mode == mode and migration.measured][:MAX_SAMPLES]
     entries = {
-        name: statistics.median(one.measured.get(name, 0.0) * _growth(name, one.size, size) for one in same_mode)
+        name: statistics.median(
+            migration.measured.get(name, 0.0) * _growth(name, migration.size, size) for migration in same_mode
+        )
         for name in (DOWNTIME_PHASES if same_mode else ())
     }
-    there = [one for one in migrations if one.target == target]
-    own = [one for one in there if one.run_id == run_id]
+    there = [migration for migration in migrations if migration.target == target]
+    own = [migration for migration in there if migration.run_id == run_id]
     return Rates(
         statistics.median(copies[:MAX_SAMPLES]) if copies else None,
         steps[0] if steps else None,
@@ -76,15 +85,18 @@ def rates_between(
 
 def _stage_medians(of: Mapping[str, Sequence[PastMigration]]) -> dict[str, float]:
     """Return the median of each stage over the newest migrations that measured it."""
-    found = {name: [one.stages[name] for one in each if name in one.stages][:MAX_SAMPLES] for name, each in of.items()}
-    return {name: statistics.median(seconds) for name, seconds in found.items() if seconds}
+    samples = {
+        name: [migration.stages[name] for migration in timed if name in migration.stages][:MAX_SAMPLES]
+        for name, timed in of.items()
+    }
+    return {name: statistics.median(seconds) for name, seconds in samples.items() if seconds}
 
 
 def _install_medians(migrations: Sequence[PastMigration]) -> dict[bool, float]:
     install_medians = dict[bool, float]()
     for ready in (False, True):
         alike = [migration for migration in migrations if migration.environment_ready is ready]
-        seconds = [one.stages[INSTALL] for one in alike if INSTALL in one.stages]
+        seconds = [migration.stages[INSTALL] for migration in alike if INSTALL in migration.stages]
         if seconds:
             install_medians[ready] = statistics.median(seconds[:MAX_SAMPLES])
     return install_medians

@@ -265,11 +265,11 @@ def require_precision(before: Any, after: Any, kind: str) -> None:
     Raises:
         MidstreamError: They cannot, or ``after`` has other parameters.
     """
-    now, wanted = precision_of(before), precision_of(after)
-    if wanted.parameters != now.parameters:
+    now, requested = precision_of(before), precision_of(after)
+    if requested.parameters != now.parameters:
         raise MidstreamError(
-            f"trainer.mp {after} has {wanted.parameters} parameters, and the run's are {now.parameters}",
-            f"a migration keeps them: -- --trainer.mp {wanted.with_parameters(now.parameters)}",
+            f"trainer.mp {after} has {requested.parameters} parameters, and the run's are {now.parameters}",
+            f"a migration keeps them: -- --trainer.mp {requested.with_parameters(now.parameters)}",
         )
     if problem := check_precision(after, kind):
         raise MidstreamError(
@@ -281,6 +281,6 @@ def require_precision(before: Any, after: Any, kind: str) -> None:
 
 def smallest_memory(devices: Sequence[Accelerator]) -> int | None:
     """Return bytes of the smallest device; None where any is not known."""
-    each = [device_memory(device.kind, device.memory_total) for device in devices]
-    known = [memory for memory in each if memory is not None]
-    return min(known) if known and len(known) == len(each) else None
+    memories = [device_memory(device.kind, device.memory_total) for device in devices]
+    reported = [memory for memory in memories if memory is not None]
+    return min(reported) if reported and len(reported) == len(memories) else None

@@ -45,15 +45,15 @@ def state_arrays(config: JsonObject, rows: int) -> list[ArrayEntry]:
     dtype = precision_of(trainer.get("mp")).parameters
     parameters = [_entry(f"model/{name}", shape, dtype) for name, shape in shapes.items()]
     optimizer = str(section(config, "optimizer").get("type") or "adam")
-    found = list(parameters)
+    arrays = list(parameters)
     for moment in _MOMENTS.get(optimizer, _MOMENTS["adam"]):
-        found += [_renamed(parameter, f"optimizer/{optimizer}/{moment}/", "float32") for parameter in parameters]
+        arrays += [_renamed(parameter, f"optimizer/{optimizer}/{moment}/", "float32") for parameter in parameters]
     if optimizer == "muon":
-        matrices = [one for one in parameters if "layers" not in one.axes or len(one.axes) < 3]
-        found += [_renamed(matrix, "optimizer/adam/nu/", "float32") for matrix in matrices]
+        matrices = [parameter for parameter in parameters if "layers" not in parameter.axes or len(parameter.axes) < 3]
+        arrays += [_renamed(matrix, "optimizer/adam/nu/", "float32") for matrix in matrices]
     if trainer.get("model_averaging"):
-        found += [_renamed(one, "average/model/", "float32") for one in parameters]
-    return found
+        arrays += [_renamed(parameter, "average/model/", "float32") for parameter in parameters]
+    return arrays
 
 
 def _check(shapes: Mapping[str, _Shape]) -> None:
@@ -73,8 +73,8 @@ def without_embedding(config: JsonObject) -> tuple[int, int]:
 
     The row is counted in both embedding and head.
     """
-    none, one = (sum(map(size_of, state_arrays(config, rows))) for rows in (0, 1))
-    return none, one - none
+    without_rows, with_row = (sum(map(size_of, state_arrays(config, rows))) for rows in (0, 1))
+    return without_rows, with_row - without_rows
 
 
 def _entry(name: str, shape: _Shape, dtype: str) -> ArrayEntry:
@@ -153,5 +153,5 @@ def _shapes(model: RunConfig, rows: int) -> dict[str, _Shape]:
         *ends.items(),
         *((f"blocks/stacked/{name}", tuple(p and {**layers, **p} for p in parts)) for name, parts in block.items()),
     ):
-        shapes |= {f"{name}/{part}": shape for part, shape in zip(("weight", "bias"), parts, strict=True) if shape}
+        shapes |= {f"{name}/{leaf}": shape for leaf, shape in zip(("weight", "bias"), parts, strict=True) if shape}
     return shapes

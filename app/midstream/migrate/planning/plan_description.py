@@ -61,8 +61,8 @@ def describe(plan: Plan) -> list[str]:
 
 def downtime_text(plan: Plan) -> str:
     """Return the expected downtime with its longest phases."""
-    known = {name: value for name, value in plan.estimate.predicted_seconds.items() if value >= stages.SHORT}
-    parts = ", ".join(f"{shown_phase(name)} {duration(value)}" for name, value in known.items())
+    phases = {name: value for name, value in plan.estimate.predicted_seconds.items() if value >= stages.SHORT}
+    parts = ", ".join(f"{shown_phase(name)} {duration(value)}" for name, value in phases.items())
     if plan.estimate.predicted_downtime is None:
         why = f"unknown: {', '.join(map(shown_phase, plan.estimate.unknown))} cannot be estimated yet"
         return why + (f"; known: {parts}" if parts else "")

@@ -10,6 +10,8 @@ from midstream.hosts.host import Host
 from midstream.launch.slurm_allocation import RequestedDevices
 from midstream.migrate.checkpoint_store import CheckpointStore
 from midstream.migrate.journal.json_values import section
+from midstream.migrate.modes.mode import Mode
+from midstream.migrate.planning.progress import Pace
 from midstream.watch.snapshot import Accelerator, RunView
 from midstream_core import records
 from midstream_core.json_types import RunConfig
@@ -43,6 +45,9 @@ class Ends:
     source_store: CheckpointStore
     target_store: CheckpointStore
     flags: Mapping[str, str]  # engine flags of the request
+    mode: Mode
+    done: int  # updates that the run has had
+    pace: Pace  # of the run
     allocation: Allocated | None = None  # of a SLURM target
 
     @property
@@ -69,6 +74,7 @@ class SourceContents:
     """Config, chosen checkpoint and newest state of the run on the source."""
 
     config: RunConfig
+    owner_consent: tuple[str, ...]  # lines on the run's owner that need consent
     consent: tuple[str, ...]  # lines of the config that need consent
     checkpoint: ListedCheckpoint | None  # None: a final save at the seal
     newest: str  # name of the newest complete checkpoint; empty: none
@@ -76,8 +82,14 @@ class SourceContents:
     checkpoint_bytes: int  # of the newest checkpoint; 0: unknown
     data_digests: tuple[str, ...]
     data_bytes: tuple[int, ...] | None  # that each of the target's `data_hosts` lacks; None: unknown
+    steps_lost: int = 0  # that the run has done after the chosen checkpoint
     imported: PlannedImport | None = None  # it is another trainer's checkpoint, not imported yet
 
     @property
     def trainer(self) -> RunConfig:
         return section(self.config, "trainer")
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of an example; 0: not known."""
+        return int(section(self.config, "model").get("seq_len") or 0)

@@ -111,12 +111,12 @@ def _targets(fleet: Fleet, targets: Sequence[FleetHost], there: CheckpointStore,
 
 def _reach_all(hosts: HostPool, names: Sequence[str], role: str) -> Generator[Check, None, list[FleetHost]]:
     """Yield a check for each host; return those that answer."""
-    found: list[FleetHost] = []
+    reached: list[FleetHost] = []
     for name in names:
         host = yield from _reach(hosts, name, role)
         if host is not None:
-            found.append(host)
-    return found
+            reached.append(host)
+    return reached
 
 
 def _reach(hosts: HostPool, name: str, role: str) -> Generator[Check, None, FleetHost | None]:
@@ -207,12 +207,12 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
         )
     if plan.checkpoint != "now":
         name = plan.checkpoint
-        found = any(checkpoint.name == name for checkpoint in complete)
+        is_usable = any(checkpoint.name == name for checkpoint in complete)
         yield Check(
             "checkpoint",
-            PASS if found else FAIL,
-            f"{name} is complete and accepted" if found else f"{name} is not complete, or does not count",
-            "" if found else "midstream --checkpoints RUN lists those that are",
+            PASS if is_usable else FAIL,
+            f"{name} is complete and accepted" if is_usable else f"{name} is not complete, or does not count",
+            "" if is_usable else "midstream --checkpoints RUN lists those that are",
         )
 
 
@@ -298,7 +298,7 @@ def _other_migration(migration: str) -> str:
 
 
 def _leftover_standby(
-    target: FleetHost, fleet: Fleet, run_id: str, attempt: int, found: records.Status | None, migration: str
+    target: FleetHost, fleet: Fleet, run_id: str, attempt: int, status: records.Status | None, migration: str
 ) -> str:
     """Return how to end a standby that an ended migration's rollback did not reach.
 
@@ -312,16 +312,16 @@ def _leftover_standby(
         number, cluster = slurm_commands.named(job.job)
         ends = shlex.join(["scancel", *cluster, number]) if job.state != slurm.UNKNOWN else ""
     else:
-        ends = f"kill {found.pid}" if found is not None and target.config.container is None else ""
+        ends = f"kill {status.pid}" if status is not None and target.config.container is None else ""
     return f"{hint}, or now by: {target.shell_line(ends)}" if ends else hint
 
 
 def _in_the_way(target: FleetHost, fleet: Fleet, run_id: str, attempt: int) -> Check:
     """Describe an attempt of the run itself that runs on the target."""
-    found = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
+    status = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
     command = target.call(standby_state.command)(root=target.root, run_id=run_id, attempt=attempt)
     if (
-        (found is None or found.epoch == 0)
+        (status is None or status.epoch == 0)
         and command is not None
         and command.action in (records.STANDBY, records.REPLAY)
     ):
@@ -329,7 +329,7 @@ def _in_the_way(target: FleetHost, fleet: Fleet, run_id: str, attempt: int) -> C
             "run is free",
             FAIL,
             f"attempt {attempt} of {run_id} is a standby on {target.name} for migration {command.migration}",
-            _leftover_standby(target, fleet, run_id, attempt, found, command.migration)
+            _leftover_standby(target, fleet, run_id, attempt, status, command.migration)
             or _other_migration(command.migration),
         )
     return Check(

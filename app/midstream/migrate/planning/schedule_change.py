@@ -62,11 +62,11 @@ class TrainingSchedule:
 
     @property
     def warmup_ends(self) -> int:
-        return min(self.steps, sum(part.length for part in self.parts if part.kind == "warmup"))
+        return min(self.steps, sum(phase.length for phase in self.parts if phase.kind == "warmup"))
 
     @property
     def decay_begins(self) -> int:
-        return next((part.start for part in self.parts if part.kind == "decay"), self.steps)
+        return next((phase.start for phase in self.parts if phase.kind == "decay"), self.steps)
 
     def rate(self, step: int) -> float:
         """Return the learning rate of update ``step``."""

@@ -1,29 +1,17 @@
-"""Start of a migration: copy of the run, checkpoint store, checkpoint.
-
-The functions find it and have no side effects.
-"""
+"""Copy of a run to migrate: its proven owner's. Nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from midstream.errors import Exit, HostError, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
-from midstream.hosts.host import Host
-from midstream.migrate.checkpoint_store import (
-    BucketStore,
-    CheckpointStore,
-    checkpoint_store_of,
-)
 from midstream.migrate.journal.request import Request
 from midstream.ownership.judgement import FOREIGN_HINT, OWNER, Judgement
 from midstream.suggestions import nearest_run
 from midstream.watch.damaged_runs import refuse_damaged
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core.listed_checkpoint import ListedCheckpoint
-from midstream_host.runs import run_state
-from midstream_host.verify import tree
 
 
 def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
@@ -38,8 +26,8 @@ def find_run(fleet: Fleet, snapshot: Snapshot, request: Request) -> RunView:
     unreachable = [host for host in snapshot.hosts if host.link != "live"]
     copies = [copy for copy in snapshot.copies(request.run_id) if not request.source or copy.host == request.source]
     if not copies:
-        known = sorted({run.run_id for run in snapshot.runs})
-        hint = nearest_run(request.run_id, known, [host.name for host in unreachable])
+        run_ids = sorted({run.run_id for run in snapshot.runs})
+        hint = nearest_run(request.run_id, run_ids, [host.name for host in unreachable])
         raise UsageError(f"no run {request.run_id!r}" + (f" on {request.source}" if request.source else ""), hint)
     judgement = snapshot.judgement(request.run_id)
     if judgement.problem:
@@ -104,7 +92,7 @@ def _check_signed_owner(fleet: Fleet, snapshot: Snapshot, judgement: Judgement, 
         return
     run_id = judgement.run_id
     belongs = f"run {run_id} belongs to {head.owner} by a signed record (ownership {head.epoch})"
-    lost = _if_lost(fleet, head.owner)
+    lost = _if_lost(fleet, run_id, head.owner)
     unreachable = [host for host in snapshot.hosts if host.name in judgement.owner_hosts and host.link != "live"]
     if unreachable:
         raise HostError(
@@ -124,20 +112,12 @@ def _check_signed_owner(fleet: Fleet, snapshot: Snapshot, judgement: Judgement, 
         raise UsageError(f"{belongs}, and no host shows its copy; {'; '.join(claims)}", lost)
 
 
-def _if_lost(fleet: Fleet, owner: str) -> str:
-    """Return the hint for an owner whose machine is lost."""
+def _if_lost(fleet: Fleet, run_id: str, owner: str) -> str:
+    """Return the hint for an owner whose machine is lost, with the command."""
     store = fleet.store_of_target(owner) if owner in fleet.target_names else ""
     source = f"its checkpoints in {store}" if store else "another copy"
-    return f"if {owner} is certainly lost, --source-lost continues from {source}"
-
-
-def shares_root(fleet: Fleet, run: RunView, target: str) -> bool:
-    """Return whether ``target`` is an allocation whose login node has the run.
-
-    Source and target then have one run directory.
-    """
-    slurm = fleet.slurm_of(target)
-    return slurm is not None and slurm.host == run.host
+    command = f"midstream --migrate {run_id} --to TARGET --source-lost"
+    return f"if {owner} is certainly lost, {command} continues from {source}"
 
 
 def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
@@ -156,7 +136,7 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     owner_hosts = fleet.hosts_of(owner) if owner in fleet.target_names else ()
     if not owner or run.host in owner_hosts:
         return
-    lost = _if_lost(fleet, owner)
+    lost = _if_lost(fleet, run.run_id, owner)
     belongs = f"run {run.run_id} on {run.host} was handed to {owner} (ownership {run.epoch})"
     if owner in fleet.unavailable:
         raise UsageError(f"{belongs}: {fleet.unavailable[owner].message}", lost)
@@ -176,119 +156,6 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
         )
     raise UsageError(
         f"{belongs}, which has no copy",
-        f"check root: of {owner} in the fleet file; midstream --continue, on the machine that started it, finishes "
-        f"an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
+        f"check root: of {owner} in the fleet file; midstream --continue MIGRATION, on the machine that started it, "
+        f"finishes an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
     )
-
-
-def source_checkpoint_store(fleet: Fleet, source: Host, run: RunView, request: Request, store: str) -> CheckpointStore:
-    """Return the store that has the run's checkpoints.
-
-    A lost machine may have stored them in a bucket that still exists: that of the target that owned the run, or
-    ``store``, the new target's.
-
-    Args:
-        fleet: The fleet.
-        source: Host of the run.
-        run: The run.
-        request: The migration that is requested; it says whether the source is lost.
-        store: URL of the new target's store; empty or ``null``: none.
-    """
-    own = source.call(tree.store_of)(root=source.root, run_id=run.run_id)
-    if own or not request.source_lost or run.fence is None:
-        return checkpoint_store_of(fleet, source, run.run_id, own or "")
-    described = source.call(run_state.describe)(root=source.root, run_id=run.run_id)
-    for url in dict.fromkeys((fleet.store_of_target(run.fence.owner), store)):
-        checkpoint_store = checkpoint_store_of(fleet, source, run.run_id, url if url != "null" else "")
-        if checkpoint_store.store and any(
-            checkpoint.accepted for checkpoint in checkpoint_store.checkpoints(described)
-        ):
-            return checkpoint_store
-    return checkpoint_store_of(fleet, source, run.run_id, "")
-
-
-def with_stored_checkpoints(run: RunView, source: Host, store: CheckpointStore) -> RunView:
-    """Return the run with the checkpoints of its bucket, where it has one.
-
-    Raises:
-        MidstreamError: The bucket shows more than the proven owner of the run: it may have moved on.
-    """
-    if not isinstance(store, BucketStore):
-        return run
-    described = source.call(run_state.describe)(root=source.root, run_id=run.run_id)
-    checkpoints, claim = store.examined(described)
-    if claim:
-        raise MidstreamError(
-            claim,
-            "the machine that started that migration continues it, or its operator is missing in operators:; "
-            f"midstream --repair {run.run_id} --on {run.host} gives the run to {run.host} all the same",
-            Exit.REFUSED,
-        )
-    return replace(run, checkpoints=tuple(checkpoints))
-
-
-def choose_checkpoint(run: RunView, request: Request) -> ListedCheckpoint | None:
-    """Return the complete, accepted checkpoint to continue from.
-
-    None stands for a final save at the seal.
-
-    Raises:
-        UsageError: The request names no checkpoint that exists.
-        MidstreamError: There is none, or a newer one is damaged.
-    """
-    usable = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
-    if request.checkpoint == "now":
-        if run.running:
-            return None
-        request_kind = "latest"  # no process can save: the newest complete one is used
-    else:
-        request_kind = request.checkpoint
-    if request_kind == "latest":
-        if not usable:
-            raise MidstreamError(
-                f"run {run.run_id} on {run.host} has no complete checkpoint",
-                "start it there again, or wait for its first save",
-            )
-        newest = max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        _refuse_newer_damage(run, newest)
-        return newest
-    if not request_kind.isdecimal():
-        raise UsageError(
-            f"--checkpoint {request.checkpoint!r}: not now, latest or a step number",
-            "midstream --checkpoints RUN lists them",
-        )
-    chosen = [checkpoint for checkpoint in usable if checkpoint.step == int(request_kind)]
-    if not chosen:
-        steps = (
-            ", ".join(str(checkpoint.step) for checkpoint in sorted(usable, key=lambda checkpoint: checkpoint.step))
-            or "none"
-        )
-        raise UsageError(
-            f"run {run.run_id} on {run.host} has no complete checkpoint at step {request_kind}",
-            f"complete ones: {steps}",
-        )
-    return max(chosen, key=lambda checkpoint: checkpoint.attempt)
-
-
-def steps_done(run: RunView) -> int:
-    """Return the updates that the run has had, by its status and its rows.
-
-    An attempt that failed before it had restored anything reports step 0; the rows of the attempts before it count.
-    """
-    rows = int(run.curve[-1]["global_step"]) + 1 if run.curve else 0
-    return max(run.step or 0, rows)
-
-
-def _refuse_newer_damage(run: RunView, chosen: ListedCheckpoint) -> None:
-    """Refuse ``chosen`` where a newer checkpoint is damaged.
-
-    The user decides whether to use an older state.
-    """
-    damaged = [checkpoint for checkpoint in run.checkpoints if checkpoint.damaged and checkpoint.step > chosen.step]
-    if damaged:
-        newest = max(damaged, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        raise MidstreamError(
-            f"{run.host}: checkpoint {newest.name} of {run.run_id} is damaged: {newest.damaged}",
-            f"--checkpoint {chosen.step} continues from the newest complete one",
-            Exit.REFUSED,
-        )

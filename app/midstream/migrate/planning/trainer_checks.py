@@ -66,10 +66,10 @@ def check_stored(source: Host, plan: Plan) -> Iterator[Check]:
 
 def _conda(target: Host, config: HostConfig, lists: str) -> Check:
     """Check that the lock has packages for the target's platform."""
-    found = find_tool(target, config)
+    conda = find_tool(target, config)
     try:
-        listed = list_for(target.name, found.platform, lists)
+        listed = list_for(target.name, conda.platform, lists)
     except LaunchError as error:
         return Check("environment", FAIL, error.message, error.hint)
-    tool = described(found) if config.container is None else f"a tool of {config.container.image}"
+    tool = described(conda) if config.container is None else f"a tool of {config.container.image}"
     return Check("environment", PASS, f"the lock of conda, {listed.size}, with {tool}, where it is missing")

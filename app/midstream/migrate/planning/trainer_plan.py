@@ -9,16 +9,17 @@ from midstream.counts import count
 from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.format import duration
-from midstream.migrate import host_files, stages
-from midstream.migrate.journal.plan import Estimate, Plan, Policy, Shape, TrainerPlan
+from midstream.migrate import host_files
+from midstream.migrate.journal.plan import Plan, Policy, Shape, TrainerPlan
 from midstream.migrate.journal.request import Request
-from midstream.migrate.modes.registry import COLD, mode_of
-from midstream.migrate.modes.work import Work
-from midstream.migrate.planning import downtime_estimate, measured_rates, plan_estimate, source_run
+from midstream.migrate.planning import source_checkpoint, source_run
+from midstream.migrate.planning.assemble import identify, plan_route
 from midstream.migrate.planning.complete_run import complete_warning
-from midstream.migrate.planning.consent import warnings_of
+from midstream.migrate.planning.plan_estimate import trainer_estimate
 from midstream.migrate.planning.plan_inputs import Ends, SourceContents
-from midstream.migrate.planning.plan_parts import devices_of, identify, plan_route
+from midstream.migrate.planning.plan_policy import warnings_of
+from midstream.migrate.planning.plan_shape import devices_of
+from midstream.migrate.planning.progress import Pace
 from midstream.migrate.planning.trainer_world import (
     check_data_iterator,
     hidden_devices,
@@ -32,6 +33,7 @@ from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 from midstream_core.json_types import JsonObject
+from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, StoredContents
 
@@ -63,21 +65,20 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
             "choose a target of equal hosts",
             Exit.REFUSED,
         )
-    hides = not any(each.kind.startswith("TPU") for each in accelerators[0])  # CUDA_VISIBLE_DEVICES hides no TPU
+    # CUDA_VISIBLE_DEVICES hides no TPU.
+    hides = not any(accelerator.kind.startswith("TPU") for accelerator in accelerators[0])
     after = world_of(described, len(devices), devices[0], before.device_count if hides else 0)
     changed_batch = check_world(described, before, after)
     check_data_iterator(source, run.run_id, described, before, after)
     stored = stored_for(described, before.size, after.size)
-    checkpoint = source_run.choose_checkpoint(run, request)
-    newest = max(
-        (each for each in run.checkpoints if each.complete and each.accepted),
-        key=lambda each: (each.step, each.attempt),
-        default=None,
-    )
+    checkpoint = source_checkpoint.choose_checkpoint(run, request.checkpoint)
+    owner_consent = source_run.ownership_consent(fleet, snapshot, run, checkpoint)
+    newest = newest_checkpoint(run.usable)
     digests = (described.files_digest,) if described.files_digest else ()
     data = host_files.missing_data(source, ends.data_hosts, digests)
     contents = SourceContents(
         config=config,
+        owner_consent=owner_consent,
         consent=(),
         checkpoint=checkpoint,
         newest=newest.name if newest else "",
@@ -85,11 +86,11 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
         checkpoint_bytes=newest.size if newest else 0,
         data_digests=digests,
         data_bytes=data,
+        steps_lost=max(0, ends.done - checkpoint.step) if checkpoint else 0,
     )
-    lost = max(0, source_run.steps_done(run) - checkpoint.step) if checkpoint else 0
     route = replace(plan_route(ends, contents), data_location="")
     return Plan(
-        identity=identify(fleet, request, ends, contents),
+        identity=identify(fleet, ends, contents),
         shape=Shape(
             source_devices=before.device_count,
             target_devices=after.device_count,
@@ -100,21 +101,21 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
             changes=world_changes(described, before, after),
         ),
         route=route,
-        estimate=_estimate(request, ends, contents, lost),
+        estimate=trainer_estimate(request, ends, contents),
         policy=Policy(
             source_lost=request.source_lost,
             certify_steps=request.certify_steps,
             healthy_steps=request.healthy_steps,
             consent=(
-                *source_run.ownership_consent(fleet, snapshot, run, checkpoint),
+                *contents.owner_consent,
                 *filter(None, (changed_batch,)),
                 *_consent(ends, described, before.size, after.size),
             ),
             warnings=(
-                *warnings_of(run, snapshot, lost, newest is None),
+                *warnings_of(snapshot, ends, contents),
                 *hidden_devices(described, ends.target.name, after, devices[0]),
-                *_warnings(run, described, request, stored),
-                *complete_warning(request, described, checkpoint),
+                *_warnings(ends, described, request, stored),
+                *complete_warning(run.run_id, ends.mode, described, checkpoint),
                 *(
                     f"{processes_text(before.size, after.size)}: {line}"
                     for line in changes_of(described, before.size, after.size)
@@ -153,7 +154,7 @@ def _check_request(request: Request, ends: Ends, run: RunFile) -> None:
             f"remove store: of {ends.target.name} in the fleet file, or choose another target",
         )
     check_group(run, ends.target)
-    mode_of(request.mode).check_trainer(ends.run.run_id, run.trainer, (*ends.source_hosts, *ends.target.hosts))
+    ends.mode.check_trainer(ends.run.run_id, run.trainer, (*ends.source_hosts, *ends.target.hosts))
     if run.directory and not run.files_digest:
         raise UsageError(
             f"{ends.run.run_id} trains in {shown(run.directory)} of {ends.run.host}, and its run file names no files",
@@ -189,82 +190,45 @@ def _installed(target: str, run: RunFile) -> list[str]:
     lists = conda_lock.by_platform(run.environment.conda).values()
     if not lists:
         return []
-    servers = sorted({server for each in lists for server in each.servers})
-    number = max(len(each.packages) + len(each.pip) for each in lists)
-    variables = sorted({f"${name}" for each in lists for name in each.variables})
+    servers = sorted({server for conda_list in lists for server in conda_list.servers})
+    number = max(len(conda_list.packages) + len(conda_list.pip) for conda_list in lists)
+    variables = sorted({f"${name}" for conda_list in lists for name in conda_list.variables})
     return [
         f"{target} installs {count(number, 'package')} of a lock of conda from {shown(', '.join(servers))}"
         + (f", and sends the value of {', '.join(variables)} there" if variables else "")
     ]
 
 
-def _warnings(run: RunView, described: RunFile, request: Request, stored: StoredContents) -> tuple[str, ...]:
+def _warnings(ends: Ends, described: RunFile, request: Request, stored: StoredContents) -> tuple[str, ...]:
+    run, has_standby = ends.run, ends.mode.has_standby
     lines: list[str] = []
     if run.running and request.checkpoint == "now":
         if described.stop.saves:
             lines.append(f"{described.trainer} saves on {described.stop.signal}: no step is given up")
-            if mode_of(request.mode).has_standby and not any(checkpoint.complete for checkpoint in run.checkpoints):
+            if has_standby and not any(checkpoint.complete for checkpoint in run.checkpoints):
                 lines.append(
                     f"a rehearsal needs an earlier checkpoint, and there is none: if {described.trainer} saves only "
                     f"on {described.stop.signal}, choose --mode cold"
                 )
         else:
-            lines.append(_waiting(run, described))
+            lines.append(_waiting(run, described, ends.pace))
     if stored.data_position == UNKNOWN:
         lines.append(
             f"whether checkpoints of {described.trainer} store the position of the data is not known: "
-            + ("the rehearsal compares losses before anything is stopped" if mode_of(request.mode).has_standby
+            + ("the rehearsal compares losses before anything is stopped" if has_standby
                else "--mode warm compares losses before anything is stopped")
         )  # fmt: skip
     return tuple(lines)
 
 
-def _waiting(run: RunView, described: RunFile) -> str:
+def _waiting(run: RunView, described: RunFile, pace: Pace) -> str:
     """Describe how long the next periodic checkpoint is waited for."""
     steps = sorted({checkpoint.step for checkpoint in run.checkpoints if checkpoint.complete})
     interval = steps[-1] - steps[-2] if len(steps) > 1 else 0
-    pace, _ = downtime_estimate.step_seconds(run.curve)
     if not interval:
         return f"{described.trainer} saves nothing on a signal: its next checkpoint is waited for; no step is given up"
-    about = f", {duration(interval * pace)}" if pace else ""
+    about = f", {duration(interval * pace.step)}" if pace.step else ""
     return (
         f"{described.trainer} saves nothing on a signal: its next checkpoint is waited for, at most "
         f"{count(interval, 'step')}{about}; it trains until then, and no step before it is given up"
-    )
-
-
-def _estimate(request: Request, ends: Ends, contents: SourceContents, lost: int) -> Estimate:
-    """Estimate bytes and seconds from measurements of the run and earlier migrations."""
-    run, size = ends.run, contents.checkpoint_bytes
-    rates = measured_rates.rates_between(
-        measured_rates.past_migrations(), run.run_id, run.host, ends.target.hosts[0], request.mode, size
-    )
-    step, _ = downtime_estimate.step_seconds(run.curve)
-    work = Work(
-        mode=request.mode,
-        checkpoint_bytes=size,
-        data_bytes=contents.data_bytes,
-        copies_checkpoint=contents.checkpoint is not None,
-        shared_store=False,
-        environment_ready=None,
-        steps_compared=min(request.certify_steps, lost),
-        healthy_steps=request.healthy_steps,
-        step=step,
-        compile=0.0,
-    )
-    copied = work.copied_bytes(rates)
-    predicted = downtime_estimate.predict(run.curve, size, COLD, rates, running=run.running, copied_bytes=copied)
-    predicted["compile"] = 0.0  # part of the trainer's start, which `provision` has
-    predicted, unknown = plan_estimate.downtime_seconds(work, predicted, rates)
-    downtime = None if unknown else sum(predicted.values())
-    durations = plan_estimate.durations(work, downtime, rates)
-    durations.pop(stages.COMPILE, None)
-    return Estimate(
-        checkpoint_bytes=size,
-        data_bytes=max(contents.data_bytes or (0,)),
-        steps_lost=lost,
-        predicted_seconds=predicted,
-        unknown=unknown,
-        duration=durations,
-        assumptions=plan_estimate.assumptions(work, rates, run.host, ends.target.name),
     )

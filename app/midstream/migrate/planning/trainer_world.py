@@ -22,14 +22,14 @@ PROCESSES = "processes"  # name of the change of their number
 def world_of_source(run: RunFile, ends: Ends, snapshot: Snapshot) -> World:
     """Return the devices and processes that the run has trained on, by its status."""
     nodes, devices = len(ends.source_hosts) or 1, max(1, len(ends.status.devices))
-    each = max(1, devices // nodes)
+    per_node = max(1, devices // nodes)
     try:
-        found = world_of(run, nodes, each)
+        world = world_of(run, nodes, per_node)
     except MidstreamError:
-        found = World(nodes, each, run.batch.per_device, 0, each if process_per_device(run) else 1)
+        world = World(nodes, per_node, run.batch.per_device, 0, per_node if process_per_device(run) else 1)
     host = snapshot.host(ends.run.host)
     machine = host.machine if host is not None else None
-    return replace(found, devices=each, limited=machine is not None and len(machine.accelerators) > each)
+    return replace(world, devices=per_node, limited=machine is not None and len(machine.accelerators) > per_node)
 
 
 def world_changes(run: RunFile, before: World, after: World) -> tuple[Change, Change]:

@@ -67,17 +67,22 @@ def global_batch_claim(
     def claim(verdict: str, statement: str, **evidence: Any) -> Claim:
         return Claim(NAME, verdict, statement, evidence, needed=False, agreed=agreed)
 
-    batches = [pair for each in overlaps for pair in each.batches]
+    batches = [pair for overlap in overlaps for pair in overlap.batches]
     if batches and all(before == after for _, before, after in batches):
         return claim(VERIFIED, f"{count(len(batches), 'step')} consumed the batches that the source consumed")
     before, after = _elements(source), _elements([*rehearsed, *target])
     if before and after and trainer is not None and trainer.one_node:
         if len(before) == len(after) == 1:
-            (one,), (other,) = before, after
-            what = f"a step has {one:,} numbers in its batches"
-            if one == other:
-                return claim(VERIFIED, f"{what}, on both sides", before=one, after=other)
-            return claim(CLAIM_FAILED, f"{what} on the source, and {other:,} on the target", before=one, after=other)
+            (of_source,), (of_target,) = before, after
+            what = f"a step has {of_source:,} numbers in its batches"
+            if of_source == of_target:
+                return claim(VERIFIED, f"{what}, on both sides", before=of_source, after=of_target)
+            return claim(
+                CLAIM_FAILED,
+                f"{what} on the source, and {of_target:,} on the target",
+                before=of_source,
+                after=of_target,
+            )
         return claim(NOT_CHECKED, "the batches of the steps have different sizes")
     if any(COUNTER in row for row in source) or not any(EPOCH in row for row in source):
         counted = _progress(source, COUNTER), _progress(target, COUNTER) or _progress(rehearsed, COUNTER)

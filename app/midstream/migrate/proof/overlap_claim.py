@@ -14,16 +14,16 @@ from midstream_core import records
 def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
     """Compare losses of the steps that both sides did."""
     accepted = plan.trainer is not None and plan.trainer.losses_may_differ
-    steps = [step for each in overlaps for step in each.steps]
+    steps = [step for overlap in overlaps for step in overlap.steps]
     if not steps:
         hint = "--mode warm compares those of a rehearsal" if not plan.has_standby else "the rehearsal logged too few"
         return Claim("replay overlap", NOT_CHECKED, f"no step with a loss was done by both ({hint})", needed=False)
     worst = max(overlap.worst for overlap in overlaps)
-    band = min(each.band for each in overlaps if each.steps)
-    holds, identical = all(each.agrees for each in overlaps), all(each.identical for each in overlaps)
+    band = min(overlap.band for overlap in overlaps if overlap.steps)
+    holds, identical = all(overlap.agrees for overlap in overlaps), all(overlap.identical for overlap in overlaps)
     number = count(len(steps), "loss", "losses")
     verdict = VERIFIED if worst <= NARROWEST else NOT_CHECKED if holds else CLAIM_FAILED
-    updated = any(each.shows_update for each in overlaps)
+    updated = any(overlap.shows_update for overlap in overlaps)
     if verdict == VERIFIED and not updated:
         verdict = NOT_CHECKED
     if identical:
@@ -36,7 +36,7 @@ def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
         if verdict == NOT_CHECKED:
             what += f"; above {NARROWEST:.0e} other rounding and another random state look alike"
     else:
-        first = next(each.first_difference for each in overlaps if each.first_difference is not None)
+        first = next(overlap.first_difference for overlap in overlaps if overlap.first_difference is not None)
         what = (
             f"losses differ from the source's by up to {records.difference_text(worst)} from step {first} on "
             f"(allowed {band:.0e}): {_lost_state(overlaps)}"
@@ -55,9 +55,9 @@ def overlap_claim(plan: Plan, *overlaps: Overlap) -> Claim:
 
 def _lost_state(overlaps: Sequence[Overlap]) -> str:
     """Return which state other losses speak of; digests of the batches exclude one."""
-    pairs = [pair for each in overlaps for pair in each.batches]
+    pairs = [pair for overlap in overlaps for pair in overlap.batches]
     if not pairs:
         return "the order of the data, or the random state, begins again"
-    if any(one != other for _, one, other in pairs):
+    if any(before != after for _, before, after in pairs):
         return "the batches are others"
     return "the batches are the same, so the random state or the optimizer's state begins again"

@@ -63,18 +63,18 @@ def _claims(
         for claim in proof.claims:
             yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {target}")
         return
-    found = restore_evidence.restored(
+    restored = restore_evidence.restored(
         target, plan.run_id, sealed, required(view.facts.target_attempt, "target_attempt")
     )
     if present_mode(plan.mode, view.facts.fallback_reason).replays:
         yield from _live_claims(source, target, view, proof, sealed)
         return
-    if found is None:
+    if restored is None:
         for claim in proof.claims:
             reason = f"{target.name} no longer has its restore evidence"
             yield Check(claim.name, WARN, f"was {claim.verdict}; {reason}")
         return
-    attempt, restore = found
+    attempt, restore = restored
     last = proof.step + max(plan.policy.certify_steps, 1) - 1
     source_rows = []
     if not isinstance(source, str):
@@ -83,8 +83,8 @@ def _claims(
     if plan.trainer is None:
         issued = copy_certificate.certify(plan, sealed, restore, target_rows, source_rows)
     else:
-        known = None if isinstance(source, str) else source
-        evidence = trainer_certificate.read_evidence(known, target, plan, sealed, attempt, view.facts)
+        source_host = None if isinstance(source, str) else source
+        evidence = trainer_certificate.read_evidence(source_host, target, plan, sealed, attempt, view.facts)
         issued = trainer_certificate.certify(plan, sealed, restore, evidence)
     again = {claim.name: claim for claim in issued.claims}
     for claim in proof.claims:
@@ -110,14 +110,14 @@ def _live_claims(
     now = live_certificate.gather(source_host, target, view.plan, sealed, view.facts, drift_timeout=1.0)
     again = {claim.name: claim for claim in now.claims} if now is not None else {}
     for claim in proof.claims:
-        found = again.get(claim.name)
-        if found is None or (source_host is None and claim.name in ("data", "continuity")):
+        claim_now = again.get(claim.name)
+        if claim_now is None or (source_host is None and claim.name in ("data", "continuity")):
             why = source if isinstance(source, str) else f"{target.name} no longer has its restore evidence"
             yield Check(claim.name, WARN, f"was {claim.verdict}; not checked: {why}")
-        elif found.verdict == claim.verdict:
-            yield Check(claim.name, PASS, f"{found.verdict} again: {found.statement}")
+        elif claim_now.verdict == claim.verdict:
+            yield Check(claim.name, PASS, f"{claim_now.verdict} again: {claim_now.statement}")
         else:
-            yield Check(claim.name, FAIL, f"was {claim.verdict}, now {found.verdict}: {found.statement}")
+            yield Check(claim.name, FAIL, f"was {claim.verdict}, now {claim_now.verdict}: {claim_now.statement}")
 
 
 def _objects(role: str, host: Host | str, proof: Certificate, hosts: HostPool, store: str) -> Check:
@@ -137,10 +137,10 @@ def _objects(role: str, host: Host | str, proof: Certificate, hosts: HostPool, s
         # A problem of an object is more specific than that of the manifest.
         path, what = max(report.problems, key=lambda problem: problem[0] != records.MANIFEST)
         return Check(name, FAIL, f"{where}/{path}: {what}", "restore from the other copy")
-    found = report.root_digest or "none"
-    if not report.ok or found != proof.root_digest:
-        return Check(name, FAIL, f"{where} has root digest {found}, certified is {proof.root_digest}")
-    return Check(name, PASS, f"{where}: {count(report.objects, 'object')} hashed again, root digest {found[:12]}")
+    digest = report.root_digest or "none"
+    if not report.ok or digest != proof.root_digest:
+        return Check(name, FAIL, f"{where} has root digest {digest}, certified is {proof.root_digest}")
+    return Check(name, PASS, f"{where}: {count(report.objects, 'object')} hashed again, root digest {digest[:12]}")
 
 
 def _shares(name: str, first: Host, manifest: records.Manifest, proof: Certificate, hosts: HostPool) -> Check:
@@ -150,8 +150,8 @@ def _shares(name: str, first: Host, manifest: records.Manifest, proof: Certifica
         if isinstance(host, str):
             return Check(name, WARN, f"not checked: {host}")
         elsewhere = {entry.path for entry in manifest.object_entries if entry.host not in ("", share.host)}
-        found = verify_objects(host, share.directory).problems
-        problems = [(path, what) for path, what in found if path not in elsewhere and path != records.MANIFEST]
+        share_problems = verify_objects(host, share.directory).problems
+        problems = [(path, what) for path, what in share_problems if path not in elsewhere and path != records.MANIFEST]
         if problems:
             path, what = problems[0]
             return Check(name, FAIL, f"{host.name}:{share.directory}/{path}: {what}", "restore from the other copy")

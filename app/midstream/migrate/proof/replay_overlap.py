@@ -52,12 +52,12 @@ class Overlap:
     @property
     def worst(self) -> float:
         """Largest relative difference of a loss; 0 without steps."""
-        return max((records.relative_difference(one, other) for _, one, other in self.steps), default=0.0)
+        return max((records.relative_difference(before, after) for _, before, after in self.steps), default=0.0)
 
     @property
     def identical(self) -> bool:
         """Whether all losses are equal bit by bit."""
-        return all(one == other for _, one, other in self.steps)
+        return all(before == after for _, before, after in self.steps)
 
     @property
     def agrees(self) -> bool:
@@ -68,7 +68,7 @@ class Overlap:
     def first_difference(self) -> int | None:
         """First step whose losses do not agree; None without one."""
         return next(
-            (step for step, one, other in self.steps if records.relative_difference(one, other) > self.band), None
+            (step for step, before, after in self.steps if records.relative_difference(before, after) > self.band), None
         )
 
     def facts(self) -> ReplayAgreement:
@@ -88,24 +88,28 @@ def overlap_of(source: Sequence[LoggedRow], target: Sequence[LoggedRow], begun: 
     steps = [row["global_step"] for row in source]
     gaps = [after - before for before, after in pairwise(steps) if after > before]
     mean_of = round(statistics.median(gaps)) if gaps else 1
-    known = {row["global_step"]: row for row in source}
-    pairs = [(known[row["global_step"]], row) for row in target if row["global_step"] in known]
+    rows = {row["global_step"]: row for row in source}
+    pairs = [(rows[row["global_step"]], row) for row in target if row["global_step"] in rows]
     batch = "batch_digest"
-    done = [(one, row) for one, row in pairs if mean_of == 1 or row["global_step"] + 1 - mean_of >= begun]
+    done = [(before, row) for before, row in pairs if mean_of == 1 or row["global_step"] + 1 - mean_of >= begun]
     return Overlap(
         _numbers("train/loss", done),
         band_of([row["train/loss"] for row in source]),
         _numbers("optim/learning_rate", pairs),
-        tuple((row["global_step"], one[batch], row[batch]) for one, row in pairs if one.get(batch) and row.get(batch)),
+        tuple(
+            (row["global_step"], before[batch], row[batch])
+            for before, row in pairs
+            if before.get(batch) and row.get(batch)
+        ),
         begun,
     )
 
 
 def _numbers(name: str, pairs: Sequence[tuple[LoggedRow, LoggedRow]]) -> tuple[tuple[int, float, float], ...]:
     return tuple(
-        (row["global_step"], one[name], row[name])
-        for one, row in pairs
-        if name in one and name in row and not records.both_nan(one[name], row[name])
+        (row["global_step"], before[name], row[name])
+        for before, row in pairs
+        if name in before and name in row and not records.both_nan(before[name], row[name])
     )
 
 

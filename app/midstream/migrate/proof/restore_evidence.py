@@ -17,15 +17,15 @@ def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[in
     Attempts are read from ``newest`` down, because an attempt after a failed one continues from a later checkpoint.
     If none restored the sealed checkpoint, the evidence of the newest restore is returned; None where there is none.
     """
-    found: tuple[int, records.Restore] | None = None
+    newest_restore: tuple[int, records.Restore] | None = None
     for attempt in range(newest, max(sealed.attempt, newest - LOOKED_AT), -1):
         restore = target.call(run_state.restore_evidence)(root=target.root, run_id=run_id, attempt=attempt)
         if restore is None:
             continue
         if restore.checkpoint == sealed.checkpoint:
             return attempt, restore
-        found = found or (newest, restore)
-    return found
+        newest_restore = newest_restore or (newest, restore)
+    return newest_restore
 
 
 def losses(

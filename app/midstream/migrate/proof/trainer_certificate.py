@@ -113,8 +113,8 @@ def rehearsal_rows(target: Host, run_id: str, attempt: int, first: int) -> Rows:
 
 
 def _versions(host: Host, run_id: str, attempt: int) -> Mapping[str, str]:
-    found = host.call(run_state.status)(root=host.root, run_id=run_id, attempt=attempt).status
-    return found.versions if found is not None else {}
+    status = host.call(run_state.status)(root=host.root, run_id=run_id, attempt=attempt).status
+    return status.versions if status is not None else {}
 
 
 def certify(
@@ -173,23 +173,23 @@ def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complet
     number of its last step, counted from 0, in place of the number of steps: the first row is then one too late, which
     equal losses explain, and nothing else.
     """
-    rows, known = evidence.target_rows, evidence.since_start
-    if known is not None and known.contradiction:
+    rows, since = evidence.target_rows, evidence.since_start
+    if since is not None and since.contradiction:
         return Claim(
             "step",
             CLAIM_FAILED,
-            f"{known.contradiction}: it did not continue from it (hint: resume: has to load {{checkpoint}}, and the "
+            f"{since.contradiction}: it did not continue from it (hint: resume: has to load {{checkpoint}}, and the "
             "metrics have to count the steps of the run)",
-            known.to_json(),
+            since.to_json(),
         )
-    if known is not None and known.counted:
+    if since is not None and since.counted:
         return Claim(
             "step",
             NOT_CHECKED,
-            f"{known.counted} counts the rows of each process, so it does not show where the trainer began; "
+            f"{since.counted} counts the rows of each process, so it does not show where the trainer began; "
             f"the checkpoint's step {step} was added to it (hint: log the run's step as global_step)",
-            known.to_json(),
-            needed=not known.opened,
+            since.to_json(),
+            needed=not since.opened,
         )
     if complete and not rows:
         return Claim("step", VERIFIED, f"the run was complete at step {step}: nothing was left to train")
@@ -201,7 +201,7 @@ def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complet
     continues = step <= first < step + interval
     if first == step + interval and any(row["global_step"] == step for row in evidence.source_rows):
         compared = [overlap for overlap in overlaps if overlap.steps]
-        same = bool(compared) and all(each.identical for each in compared)
+        same = bool(compared) and all(overlap.identical for overlap in compared)
         why = (
             "it may be the last one that was done, counted from 0, or a step is missing (hint: save the number of "
             "updates as step)"
@@ -214,7 +214,7 @@ def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complet
             f"the first step that the target logged is {first}, and the source has logged step {step} of the "
             f"checkpoint: {why}",
             {"first": first, "checkpoint": step, "interval": interval},
-            needed=known is None or not known.opened,
+            needed=since is None or not since.opened,
         )
     return Claim(
         "step",
@@ -231,9 +231,9 @@ def _learning_rate(step: int, evidence: Evidence, overlaps: Sequence[Overlap]) -
 
     Where there are none, compare the first one of the target with the source's last ones.
     """
-    pairs = [pair for each in overlaps for pair in each.learning_rates]
+    pairs = [pair for overlap in overlaps for pair in overlap.learning_rates]
     if pairs:
-        worst = max(records.relative_difference(one, other) for _, one, other in pairs)
+        worst = max(records.relative_difference(before, after) for _, before, after in pairs)
         same = worst <= LEARNING_RATE_TOLERANCE
         wrong = next((p for p in pairs if records.relative_difference(p[1], p[2]) > LEARNING_RATE_TOLERANCE), pairs[0])
         return Claim(
@@ -293,24 +293,24 @@ def _why_no_rates(step: int, evidence: Evidence) -> str:
 
 def _checkpoint_read(evidence: Evidence, *, complete: bool) -> Claim:
     """Check that the checkpoint was opened before the trainer's first row."""
-    name, known = "checkpoint read", evidence.since_start
-    if known is None or not known.files:
+    name, since = "checkpoint read", evidence.since_start
+    if since is None or not since.files:
         return Claim(name, NOT_CHECKED, "the target has not recorded which files were opened", needed=False)
-    if known.opened:
-        what = f"{known.opened} of {count(known.files, 'file')} of the checkpoint"
+    if since.opened:
+        what = f"{since.opened} of {count(since.files, 'file')} of the checkpoint"
         return Claim(
-            name, VERIFIED, f"{what} {agree(known.opened, 'was', 'were')} opened after the trainer's start",
-            known.to_json(), needed=False,
+            name, VERIFIED, f"{what} {agree(since.opened, 'was', 'were')} opened after the trainer's start",
+            since.to_json(), needed=False,
         )  # fmt: skip
-    if known.unwatched:
-        return Claim(name, NOT_CHECKED, f"openings are not known ({known.unwatched})", known.to_json(), needed=False)
-    if not known.opened_until or complete:
-        return Claim(name, NOT_CHECKED, "the trainer has logged no row yet", known.to_json(), needed=False)
+    if since.unwatched:
+        return Claim(name, NOT_CHECKED, f"openings are not known ({since.unwatched})", since.to_json(), needed=False)
+    if not since.opened_until or complete:
+        return Claim(name, NOT_CHECKED, "the trainer has logged no row yet", since.to_json(), needed=False)
     return Claim(
         name,
         CLAIM_FAILED,
-        f"no file of the checkpoint was opened between the trainer's start and its {known.opened_until}",
-        known.to_json(),
+        f"no file of the checkpoint was opened between the trainer's start and its {since.opened_until}",
+        since.to_json(),
         needed=False,
     )
 
@@ -323,7 +323,7 @@ def _loss_level(step: int, evidence: Evidence) -> Claim:
     name = "loss level"
     before = [row["train/loss"] for row in evidence.source_rows if row["global_step"] < step][-LEVEL_BEFORE:]
     after = [row["train/loss"] for row in evidence.target_rows][:LEVEL_AFTER]
-    before, after = [each for each in before if math.isfinite(each)], [each for each in after if math.isfinite(each)]
+    before, after = [loss for loss in before if math.isfinite(loss)], [loss for loss in after if math.isfinite(loss)]
     if len(before) < LEVEL_AFTER or not after:
         return Claim(name, NOT_CHECKED, "too few losses of both sides are known", needed=False)
     low, high, level = min(before), max(before), statistics.median(after)
@@ -362,7 +362,7 @@ def _rates(rows: Rows) -> list[tuple[int, float]]:
 
 
 def _data(*overlaps: Overlap) -> Claim:
-    pairs = [pair for each in overlaps for pair in each.batches]
+    pairs = [pair for overlap in overlaps for pair in overlap.batches]
     if not pairs:
         return Claim("data", NOT_CHECKED, f"no step has digests of its batch on both sides ({TAP})", needed=False)
     wrong = next((pair for pair in pairs if pair[1] != pair[2]), None)

@@ -82,8 +82,8 @@ def _newest_copy(copies: Mapping[str, records.Fence]) -> Found:
 def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
     """Return the highest epoch of any record, and the name of that record."""
     epochs = [(0, "nothing")]
-    for name, found in gathered.hosts.items():
-        epochs += [(checkpoint.epoch, f"{name}: {checkpoint.name}") for checkpoint in found.checkpoints]
+    for name, host_evidence in gathered.hosts.items():
+        epochs += [(checkpoint.epoch, f"{name}: {checkpoint.name}") for checkpoint in host_evidence.checkpoints]
     for name, lineage in gathered.lineages().items():
         epochs += [(entry.epoch, f"{name}: attempt {entry.attempt} of the lineage") for entry in lineage.entries]
     epochs += [(status.epoch, f"{name}: attempt {status.attempt}") for name, status in gathered.statuses()]
@@ -101,10 +101,10 @@ def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, eviden
         (step, start) for values in gathered.stored.values() for epoch, step, start in values if epoch == base.epoch
     ]
     saved += [
-        (each.step, each.start)
+        (checkpoint.step, checkpoint.start)
         for name in names
-        for each in gathered.hosts[name].checkpoints
-        if each.complete and each.epoch == base.epoch
+        for checkpoint in gathered.hosts[name].checkpoints
+        if checkpoint.complete and checkpoint.epoch == base.epoch
     ]
     shown = {start: f"a checkpoint of step {step}" for step, start in saved}
     for name, status in gathered.statuses():
@@ -114,7 +114,7 @@ def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, eviden
     if newest <= base.start:
         return base, evidence
     closed = list(base.starts)
-    for start in sorted({each for each in shown if base.start <= each < newest} | {newest - 1}):
+    for start in sorted({start for start in shown if base.start <= start < newest} | {newest - 1}):
         later = min((step for step, number in saved if number > start), default=math.inf)
         steps = [step for step, number in saved if number <= start and step < later]
         steps += [] if base.sealed_step is None else [base.sealed_step]
@@ -164,15 +164,15 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
 
     The migration had the run on this host.
     """
-    found = gathered.hosts[host]
-    if "migration_lock.json" in found.damaged:
+    host_evidence = gathered.hosts[host]
+    if "migration_lock.json" in host_evidence.damaged:
         raise UndeterminedError("migration_lock.json cannot be read either: a migration may have sealed the run")
-    lock = found.migration_lock
+    lock = host_evidence.migration_lock
     if lock is None:
         return base, [*evidence, "no migration has the run on this host"]
     if lock.epoch <= base.epoch:
         return base, [*evidence, f"the last migration here ({lock.migration}) began ownership {lock.epoch}"]
-    for attempt in found.attempts:
+    for attempt in host_evidence.attempts:
         sealed = _acknowledged(attempt, lock)
         if sealed is not None and lock.epoch == base.epoch + 1:
             fence = base.sealed(lock.epoch, lock.owner, sealed)
@@ -180,7 +180,7 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
                 f"attempt {attempt.attempt} stopped at step {sealed} for migration {lock.migration}, and sealed the run"
             )
             return fence, [*evidence, line]
-    training = next((attempt for attempt in found.attempts if _trains(attempt, base.epoch)), None)
+    training = next((attempt for attempt in host_evidence.attempts if _trains(attempt, base.epoch)), None)
     if training is not None:
         line = f"attempt {training.attempt} trains under ownership {base.epoch}: nothing has sealed it"
         return base, [*evidence, line]

@@ -21,10 +21,12 @@ def lost_lineage(gathered: FleetEvidence, host: str, fence: records.Fence | None
     evidence: list[str] = []
     for name, other in gathered.lineages().items():
         for entry in other.entries:
-            known = next((each for each in lineage.entries if each.attempt == entry.attempt), None)
-            if known is not None and _beginning(known) != _beginning(entry):
+            listed_entry = next(
+                (listed_entry for listed_entry in lineage.entries if listed_entry.attempt == entry.attempt), None
+            )
+            if listed_entry is not None and _beginning(listed_entry) != _beginning(entry):
                 raise UndeterminedError(f"the lineages of other hosts differ in attempt {entry.attempt}")
-            if known is None or known.last_step is None:
+            if listed_entry is None or listed_entry.last_step is None:
                 lineage = lineage.with_entry(entry)
         evidence.append(f"{name}: lineage.json has attempts {', '.join(str(entry.attempt) for entry in other.entries)}")
     listed = {entry.attempt for entry in lineage.entries}
@@ -60,30 +62,30 @@ def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mappin
     ``owners``: the signed ones, by epoch.
     """
     number = attempt.attempt
-    found = next((process.status for process in attempt.processes if process.status is not None), None)
-    if found is None:
+    status = next((process.status for process in attempt.processes if process.status is not None), None)
+    if status is None:
         raise UndeterminedError(
             f"attempt {number} has no status that can be read: its ownership and devices are not known"
         )
     if fence is None:
         raise UndeterminedError("the fence, which has the owner of the attempts, is not known: repair it first")
-    target = fence.owner if found.epoch == fence.epoch else owners.get(found.epoch, "")
+    target = fence.owner if status.epoch == fence.epoch else owners.get(status.epoch, "")
     if not target:
-        raise UndeterminedError(f"attempt {number} is of ownership {found.epoch}: its target is not known")
+        raise UndeterminedError(f"attempt {number} is of ownership {status.epoch}: its target is not known")
     restore = attempt.restore
     if restore is None and attempt.first_row not in (0, None):
         raise UndeterminedError(
             f"attempt {number} began at step {attempt.first_row}, and no restore.json has its checkpoint"
         )
-    devices = found.devices
+    devices = status.devices
     return records.LineageEntry(
         attempt=number,
-        epoch=found.epoch,
+        epoch=status.epoch,
         target=target,
         devices=len(devices),
         device_kind=str(devices[0].get("kind", "")) if devices else "",
         first_step=restore.step if restore else 0,
-        last_step=found.step if found.state in records.ENDED else None,
+        last_step=status.step if status.state in records.ENDED else None,
         checkpoint=restore.checkpoint if restore else None,
         root_digest=restore.root_digest if restore else None,
         migration=attempt.command.migration if attempt.command else "",
@@ -105,9 +107,11 @@ def lost_status(
     Raises:
         UndeterminedError: The process may run, or the evidence does not determine it.
     """
-    found = gathered.hosts[host]
-    attempt = next((each for each in found.attempts if each.attempt == number), None)
-    process_evidence = next((each for each in attempt.processes if each.process == process), None) if attempt else None
+    host_evidence = gathered.hosts[host]
+    attempt = next((candidate for candidate in host_evidence.attempts if candidate.attempt == number), None)
+    process_evidence = (
+        next((candidate for candidate in attempt.processes if candidate.process == process), None) if attempt else None
+    )
     if attempt is None or process_evidence is None:
         raise UndeterminedError(f"attempt {number} has no other file of process {process}")
     if attempt.running:
@@ -133,14 +137,14 @@ def lost_status(
             else "no metrics and no restore.json: no step was done"
         )
     checkpoints = [
-        checkpoint for checkpoint in found.checkpoints if checkpoint.attempt == number and checkpoint.complete
+        checkpoint for checkpoint in host_evidence.checkpoints if checkpoint.attempt == number and checkpoint.complete
     ]
     newest = max(checkpoints, key=lambda checkpoint: checkpoint.step, default=None)
     if newest is not None:
         evidence.append(f"its newest complete checkpoint: {newest.name}")
     entry = _lineage_entry(gathered, number)
     device = records.Device(entry.device_kind).to_json() if entry else {}
-    others = [each.status.processes for each in attempt.processes if each.status is not None]
+    others = [candidate.status.processes for candidate in attempt.processes if candidate.status is not None]
     status = records.Status(
         state=state,
         step=step,

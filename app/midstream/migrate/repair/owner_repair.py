@@ -41,7 +41,7 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
         for location, fence in gathered.fences.items()
         if location not in left_out and (head is None or fence.epoch <= head.epoch + 1)
     }
-    hosts = {name: found for name, found in gathered.hosts.items() if name in names}
+    hosts = {name: host_evidence for name, host_evidence in gathered.hosts.items() if name in names}
     if head is not None:
         fences = _agreeing(gathered, fences, head, host)
         former = [name for name in hosts if name != host and name not in judgement.owner_hosts]
@@ -53,22 +53,22 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
     return replace(gathered, hosts=hosts, fences=fences, damaged_fences=damaged)
 
 
-def _before(found: RunEvidence, epoch: int) -> RunEvidence:
+def _before(former: RunEvidence, epoch: int) -> RunEvidence:
     """Return what a former owner had before ``epoch``; it can show anything more."""
-    lineage = found.lineage
+    lineage = former.lineage
     if lineage is not None:
         attempts = [entry.to_json() for entry in lineage.entries if entry.epoch < epoch]
         lineage = replace(lineage, attempts=attempts)
     return replace(
-        found,
+        former,
         lineage=lineage,
-        checkpoints=[checkpoint for checkpoint in found.checkpoints if checkpoint.epoch < epoch],
+        checkpoints=[checkpoint for checkpoint in former.checkpoints if checkpoint.epoch < epoch],
         attempts=[
             replace(
                 attempt,
                 processes=[process for process in attempt.processes if process.status and process.status.epoch < epoch],
             )
-            for attempt in found.attempts
+            for attempt in former.attempts
         ],
     )
 
@@ -95,7 +95,7 @@ def _agreeing(
                 continue
             older = [start for start in fence.starts if int_of(start["epoch"]) < head.epoch]
             fence = replace(fence, start=0, starts=older)  # starts of this epoch are the owner's
-            if not all(fence.accepts(each.epoch, each.step, each.start) for each in sealed):
+            if not all(fence.accepts(checkpoint.epoch, checkpoint.step, checkpoint.start) for checkpoint in sealed):
                 continue
         agreeing[location] = fence
     return agreeing
@@ -121,11 +121,11 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     The user has named it. The new record begins a chain of its own, and supersedes all others: it says what the user
     has agreed to.
     """
-    judgement, found = gathered.judgement, gathered.hosts[host]
-    standing, head, fence = _standing(gathered, host), judgement.head, found.fence
-    if fence is None or not found.attempts:
+    judgement, host_evidence = gathered.judgement, gathered.hosts[host]
+    standing, head, fence = _standing(gathered, host), judgement.head, host_evidence.fence
+    if fence is None or not host_evidence.attempts:
         return None
-    url = store_of(found.config)
+    url = store_of(host_evidence.config)
     in_bucket = _bucket_epoch(gathered, url)
     claimed = standing.kind == OWNER and in_bucket > max(fence.epoch, head.epoch if head is not None else 0)
     if standing.kind not in (CLAIM, UNSIGNED) and not claimed and (head is None or host in judgement.owner_hosts):
@@ -138,7 +138,7 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     evidence = [f"{host} shows {fence.owner}, ownership {fence.epoch}", *_unreachable(gathered)]
     saved = [
         (entry.epoch, entry.step)
-        for entry in found.checkpoints
+        for entry in host_evidence.checkpoints
         if entry.complete and fence.accepts(entry.epoch, entry.step, entry.start)
     ]
     accepted = acceptance(fence, gathered.fences.get(f"{url}: fence.json"), 0)
@@ -159,7 +159,7 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
             judgement.begun,
             max(saved, default=None),
         )
-    if running := next((attempt.running for attempt in found.attempts if attempt.running), ""):
+    if running := next((attempt.running for attempt in host_evidence.attempts if attempt.running), ""):
         missing = f"{running}; stop it first: what it does is in no lineage"
         return RepairProposal(host, gathered.run_id, FILE, wrong, missing=missing)
     if not saved:

@@ -33,9 +33,9 @@ def propose(fleet: Fleet, gathered: FleetEvidence, only: str = "") -> list[Repai
     A host that is named and not damaged may be adopted as the run's owner.
     """
     proposals: list[RepairProposal] = []
-    for host, left in gathered.hosts.items():
+    for host, host_evidence in gathered.hosts.items():
         if only in ("", host):
-            proposals += _on_host(gathered, host, left)
+            proposals += _on_host(gathered, host, host_evidence)
     if only and not proposals and only in gathered.hosts:
         adopted = adoption(fleet, gathered, only)
         proposals += [] if adopted is None else [adopted]
@@ -56,22 +56,29 @@ def apply(hosts: HostPool, proposal: RepairProposal) -> str:
     return host.call(record_repair.put)(root=host.root, run_id=proposal.run_id, file=proposal.file, value=value)
 
 
-def _on_host(gathered: FleetEvidence, host: str, left: record_repair.RunEvidence) -> list[RepairProposal]:
+def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> list[RepairProposal]:
     gathered = believed(gathered, host)
-    damaged = dict(left.damaged)
-    if left.fence is None and "fence.json" not in damaged and left.attempts:
+    damaged = dict(host_evidence.damaged)
+    if host_evidence.fence is None and "fence.json" not in damaged and host_evidence.attempts:
         damaged["fence.json"] = "it is missing, and the run has attempts"
     chain = gathered.judgement.chain
-    if chain is not None and not left.ownership and host in gathered.judgement.owner_hosts and left.attempts:
+    if (
+        chain is not None
+        and not host_evidence.ownership
+        and host in gathered.judgement.owner_hosts
+        and host_evidence.attempts
+    ):
         damaged.setdefault("ownership.json", "it is missing, and the run has signed records")
-    fence = left.fence
+    fence, behind = host_evidence.fence, _behind(gathered, host, host_evidence)
+    if behind:
+        damaged.setdefault("fence.json", behind)
     proposals: list[RepairProposal] = []
     names = sorted(
         damaged, key=lambda name: (_REPAIR_ORDER.index(name) if name in _REPAIR_ORDER else len(_REPAIR_ORDER), name)
     )
     for name in names:
         try:
-            if name in left.newer:
+            if name in host_evidence.newer:
                 raise UndeterminedError("a newer midstream wrote it: update midstream")
             value, evidence = _repair(gathered, host, name, fence)
             proposals.append(RepairProposal(host, gathered.run_id, name, damaged[name], value, tuple(evidence)))
@@ -81,15 +88,23 @@ def _on_host(gathered: FleetEvidence, host: str, left: record_repair.RunEvidence
         if name == "fence.json" and value is not None:
             fence = records.Fence.from_json(dict(value))
         if name == "lineage.json" and value is not None:
-            left = dataclasses.replace(left, lineage=records.Lineage.from_json(dict(value)))
-            gathered = dataclasses.replace(gathered, hosts={**gathered.hosts, host: left})
+            host_evidence = dataclasses.replace(host_evidence, lineage=records.Lineage.from_json(dict(value)))
+            gathered = dataclasses.replace(gathered, hosts={**gathered.hosts, host: host_evidence})
     return proposals
+
+
+def _behind(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> str:
+    """Return in words that the owner's fence is an earlier copy; empty if not."""
+    head, fence = gathered.judgement.head, host_evidence.fence
+    if head is None or fence is None or host not in gathered.judgement.owner_hosts or not 0 < fence.epoch < head.epoch:
+        return ""
+    return f"it is an earlier copy (ownership {fence.epoch}), and a signed record says {head.owner} ({head.epoch})"
 
 
 def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence | None) -> Determined:
     if name == "fence.json":
-        found, evidence = lost_fence(gathered, host)
-        return found.to_json(), evidence
+        repaired, evidence = lost_fence(gathered, host)
+        return repaired.to_json(), evidence
     if name == "ownership.json":
         chain, evidence = lost_chain(gathered)
         return chain.to_json(), evidence
@@ -115,13 +130,13 @@ def _migration_lock(gathered: FleetEvidence, host: str) -> Determined:
 
     The lock of a migration that another machine started expires after its lease.
     """
-    left = gathered.hosts[host]
+    host_evidence = gathered.hosts[host]
     open_views = [view for view in gathered.migrations if view.open]
     if len(open_views) == 1:
         plan = open_views[0].plan
-        lock = records.MigrationLock(plan.migration, plan.epoch, plan.target, left.now)
+        lock = records.MigrationLock(plan.migration, plan.epoch, plan.target, host_evidence.now)
         return lock.to_json(), [f"migration {plan.migration}, started on this machine, is {open_views[0].state}"]
-    age = left.now - left.changed["migration_lock.json"]
+    age = host_evidence.now - host_evidence.changed["migration_lock.json"]
     if open_views or age < LEASE_DURATION:
         raise UndeterminedError(
             "a migration started on another machine may have the run; its lock expires one hour after the last change "
@@ -141,7 +156,7 @@ def _store(gathered: FleetEvidence, host: str) -> Determined:
 
 def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> Determined:
     """Determine a record of an attempt; after its end only an open migration needs it."""
-    attempt = next((each for each in gathered.hosts[host].attempts if each.attempt == number), None)
+    attempt = next((candidate for candidate in gathered.hosts[host].attempts if candidate.attempt == number), None)
     if attempt is None:
         raise UndeterminedError(f"attempt {number} has no other files")
     if attempt.running:
@@ -151,7 +166,7 @@ def _of_attempt(gathered: FleetEvidence, host: str, number: int, what: str) -> D
         raise UndeterminedError(f"migration {migration} is open and may need it: finish it or roll it back first")
     if what.startswith("launch") and not any(process.status for process in attempt.processes):
         raise UndeterminedError("no status identifies the process")
-    status = next((each.status for each in attempt.processes if each.status is not None), None)
+    status = next((process.status for process in attempt.processes if process.status is not None), None)
     end = "no process of it runs on this host" if status is None else f"{status.state} at step {status.step}"
     unused = f"{what}.json of an ended attempt is used only as evidence"
     return None, [f"attempt {number} has ended: {end}", unused]

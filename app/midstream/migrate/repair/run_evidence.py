@@ -73,22 +73,24 @@ def gather(hosts: HostPool, run_id: str) -> FleetEvidence:
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         answers = list(pool.map(read, fleet.hosts))
-    found = {name: evidence for name, evidence, _ in answers if evidence is not None and evidence.found}
+    evidence_of = {name: evidence for name, evidence, _ in answers if evidence is not None and evidence.exists}
     unreachable = {name: why for name, evidence, why in answers if evidence is None}
     unreachable.update({name: error.message for name, error in fleet.unavailable.items()})
-    fences = {f"{name}: fence.json": evidence.fence for name, evidence in found.items() if evidence.fence is not None}
+    fences = {
+        f"{name}: fence.json": evidence.fence for name, evidence in evidence_of.items() if evidence.fence is not None
+    }
     migrations = [view for view in list_migrations() if view.plan.run_id == run_id]
     fences.update(_journaled(migrations))
-    damaged = [name for name, evidence in found.items() if "fence.json" in evidence.damaged]
-    newer = [name for name, evidence in found.items() if "fence.json" in evidence.newer]
+    damaged = [name for name, evidence in evidence_of.items() if "fence.json" in evidence.damaged]
+    newer = [name for name, evidence in evidence_of.items() if "fence.json" in evidence.newer]
     stored: dict[str, Sequence[tuple[int, int, int]]] = {}
-    for url in dict.fromkeys(filter(None, (store_of(evidence.config) for evidence in found.values()))):
+    for url in dict.fromkeys(filter(None, (store_of(evidence.config) for evidence in evidence_of.values()))):
         try:
             bucket = BucketRun(url, run_id, access_for(fleet, url))
             fence = bucket.fence()
             fences.update({} if fence is None else {f"{url}: fence.json": fence})
             complete = [checkpoint for checkpoint in bucket.checkpoints() if checkpoint.complete]
-            stored[url] = [(each.epoch, each.step, each.start) for each in complete]
+            stored[url] = [(checkpoint.epoch, checkpoint.step, checkpoint.start) for checkpoint in complete]
         except records.NewerFormatError:
             newer.append(url)
         except records.RecordError:
@@ -96,9 +98,11 @@ def gather(hosts: HostPool, run_id: str) -> FleetEvidence:
         except MidstreamError as error:
             unreachable[url] = error.message
     targets = {name: fleet.hosts_of(name) for name in fleet.target_names}
-    shown = [HostCopy(name, evidence.fence, evidence.ownership) for name, evidence in found.items()]
+    shown = [HostCopy(name, evidence.fence, evidence.ownership) for name, evidence in evidence_of.items()]
     judgement = OwnerJudge(fleet).judge(run_id, shown)
-    return FleetEvidence(run_id, found, unreachable, fences, damaged, newer, migrations, targets, judgement, stored)
+    return FleetEvidence(
+        run_id, evidence_of, unreachable, fences, damaged, newer, migrations, targets, judgement, stored
+    )
 
 
 def store_of(config: str) -> str:

@@ -34,18 +34,18 @@ def start_attempt(
     try:
         number = start(migration.hosts, group.target, launch, group.prepared()).number
     except RemoteError as error:
-        found = group.attempt_of_migration(plan.migration) if error.kind == "RefusedError" else None
-        if found is None or not (found.running or _finished(found)) or found.epoch != command.epoch:
+        attempt = group.attempt_of_migration(plan.migration) if error.kind == "RefusedError" else None
+        if attempt is None or not (attempt.running or _finished(attempt)) or attempt.epoch != command.epoch:
             raise
-        if held != (found.action in records.STANDBYS):
+        if held != (attempt.action in records.STANDBYS):
             raise
-        migration.note(f"attempt {found.attempt} of this migration runs on {group.target.name} already")
-        return found.attempt
+        migration.note(f"attempt {attempt.attempt} of this migration runs on {group.target.name} already")
+        return attempt.attempt
     what = f": it rehearses on {command.checkpoint} and waits" if held else f" from {command.checkpoint}"
     shows = show_log(group.paths, number)
     migration.log_command(group.first, f"start attempt {number} of {plan.run_id}{what}", shows=shows)
     return number
 
 
-def _finished(found: run_state.MigrationAttempt) -> bool:
-    return found.status is not None and found.status.state == records.FINISHED
+def _finished(attempt: run_state.MigrationAttempt) -> bool:
+    return attempt.status is not None and attempt.status.state == records.FINISHED

@@ -32,13 +32,13 @@ def check_can_train(migration: Migration, group: HostGroup, attempt: int) -> Non
     if status is None or status.epoch or status.state not in STANDBY_STATES:
         return
     command = host.call(standby_state.command)(root=host.root, run_id=run_id, attempt=attempt)
-    found = host.call(run_state.status)(root=host.root, run_id=run_id, attempt=attempt).status  # after the command
-    if found is None or found.epoch or found.state not in STANDBY_STATES:
+    present = host.call(run_state.status)(root=host.root, run_id=run_id, attempt=attempt).status  # after the command
+    if present is None or present.epoch or present.state not in STANDBY_STATES:
         return
     if command is None or command.action in records.STANDBYS:
         raise _never(migration, group, attempt, "is a standby, and no command to train was sent to it")
-    if found.rejected >= command.sequence:
-        raise _never(migration, group, attempt, f"is a standby, and rejected the command to train: {found.message}")
+    if present.rejected >= command.sequence:
+        raise _never(migration, group, attempt, f"is a standby, and rejected the command to train: {present.message}")
 
 
 def check_can_wait(migration: Migration, group: HostGroup, attempt: int) -> None:

@@ -12,6 +12,7 @@ from midstream.migrate.journal import cost
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.modes.registry import present_mode
 from midstream.migrate.planning import downtime_estimate, measured_rates
+from midstream.migrate.planning.progress import pace_of
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.observation import run_on
 
@@ -20,7 +21,7 @@ def update_estimate(migration: Migration) -> None:
     """Predict downtime and cost again, record them in the journal and report them."""
     plan, facts = migration.plan, migration.journal.facts
     run = run_on(migration, migration.watch.snapshot(), plan.source)
-    curve = run.curve if run is not None else ()
+    pace = pace_of(run.curve if run is not None else ())
     mode = present_mode(plan.mode, facts.fallback_reason)
     rehearsal_copy = facts.rehearsal_copy
     size = (rehearsal_copy.bytes if rehearsal_copy else 0) or plan.estimate.checkpoint_bytes
@@ -34,18 +35,19 @@ def update_estimate(migration: Migration) -> None:
     entries = {name: value for name, value in rates.entries.items() if name != "first_step"}
     rates = replace(rates, copy=copy, step=rehearsed, entries=entries)
     copied = 0 if plan.route.shared_store else size * (1 if copy else max(1, len(plan.route.target_hosts)))
-    predicted = downtime_estimate.predict(curve, size, mode.name, rates, copied_bytes=copied)
+    predicted = downtime_estimate.predict(mode, pace, size, rates, copied_bytes=copied)
     migration.journal.record(Facts(predicted=predicted))
     if not mode.replays:
         migration.note(f"downtime by the measurements: about {sum(predicted.values()):.1f} s")
     if plan.estimate.cost is None:
         return
-    step, first = downtime_estimate.step_seconds(curve)
     updated = cost.estimate(
         plan.estimate.cost_per_hour,
-        prepare_seconds=mode.preparation_seconds(plan.estimate.data_bytes, size, rates, max(0.0, first - step), copied),
+        prepare_seconds=mode.preparation_seconds(
+            plan.estimate.data_bytes, size, rates, max(0.0, pace.first_step - pace.step), copied
+        ),
         downtime=sum(predicted.values()),
-        step_before=step,
+        step_before=pace.step,
         step_after=rehearsed,
         tokens=plan.estimate.cost.tokens,
         steps_left=plan.estimate.cost.steps_left,

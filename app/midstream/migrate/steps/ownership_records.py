@@ -93,13 +93,13 @@ def _is_fresh(allowed_at: tuple[float, float]) -> bool:
 
 def chain_of_target(migration: Migration) -> records.OwnershipChain:
     """Return the chain that `hand_over` has remembered for the target."""
-    found = memory.recall(migration.plan.run_id)
-    if found is None or found.chain.head.epoch < migration.plan.epoch:
+    remembered = memory.recall(migration.plan.run_id)
+    if remembered is None or remembered.chain.head.epoch < migration.plan.epoch:
         raise MidstreamError(
             f"this machine has no signed record of {migration.plan.target} for {migration.plan.run_id}",
             f"midstream --continue {migration.plan.migration}",
         )
-    return found.chain
+    return remembered.chain
 
 
 def chain_back(migration: Migration, back: records.Fence) -> records.OwnershipChain | None:
@@ -134,9 +134,19 @@ def may_have_started(migration: Migration) -> bool:
         return True
     if not lock.start_allowed:
         remembered = memory.recall(plan.run_id)
-        entries = remembered.chain.entries if remembered is not None else []
+        entries = remembered.chain.entries if remembered is not None else ()
         return any((entry.migration, entry.epoch) == (plan.migration, plan.epoch) for entry in entries)
     return lock.start_allowed != migration.process
+
+
+def is_returned(migration: Migration) -> bool:
+    """Return whether a signed record says that this migration was rolled back.
+
+    Another copy of its files may have done that while this process went on.
+    """
+    chain, plan = _known_chain(migration), migration.plan
+    entries = chain.entries if chain is not None else ()
+    return any(entry.migration == plan.migration and entry.epoch > plan.epoch for entry in entries)
 
 
 def refuse_later_owner(migration: Migration, *, returning: bool = False) -> None:
@@ -225,15 +235,15 @@ def _known_chain(migration: Migration) -> records.OwnershipChain | None:
     """
     run_id, keys = migration.plan.run_id, accepted_keys(migration.fleet)
     remembered = memory.recall(run_id)
-    found = [remembered.chain] if remembered is not None else []
+    chains = [remembered.chain] if remembered is not None else []
     for group in (migration.source_group, migration.target_group):
         checked = signed_chain.check_chain(_shown(group), run_id, keys).chain
         if checked is not None:
-            found.append(checked)
-    if not found:
+            chains.append(checked)
+    if not chains:
         return None
-    longest = max(found, key=lambda chain: (chain.entries[0].time, len(chain.records)))
-    same_run = [chain for chain in found if chain.head.key == longest.head.key]
+    longest = max(chains, key=lambda chain: (chain.entries[0].time, len(chain.records)))
+    same_run = [chain for chain in chains if chain.head.key == longest.head.key]
     if not all(longest.continues(chain) for chain in same_run):
         raise NeedsOperatorError(
             f"run {run_id} has two signed histories, on {migration.plan.source} and {migration.plan.target} or here",

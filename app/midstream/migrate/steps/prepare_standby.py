@@ -62,8 +62,8 @@ def ensure(migration: Migration) -> int:
 
 def running_standby(migration: Migration) -> int | None:
     """Return the attempt number of the standby that runs; None without one."""
-    found = newest_attempt(migration)
-    return found.attempt if found and found.running and is_standby(found) else None
+    attempt = newest_attempt(migration)
+    return attempt.attempt if attempt and attempt.running and is_standby(attempt) else None
 
 
 def adopt_standby(migration: Migration) -> int | None:
@@ -83,14 +83,14 @@ def newest_attempt(migration: Migration) -> run_state.MigrationAttempt | None:
     return migration.target_group.attempt_of_migration(migration.plan.migration)
 
 
-def is_standby(found: run_state.MigrationAttempt) -> bool:
+def is_standby(attempt: run_state.MigrationAttempt) -> bool:
     """Return whether an attempt has no part in the run yet.
 
     Before its first status, its first command decides.
     """
-    if found.status is None:
-        return found.action in records.STANDBYS
-    return found.status.epoch == 0 and found.status.state not in records.ENDED
+    if attempt.status is None:
+        return attempt.action in records.STANDBYS
+    return attempt.status.epoch == 0 and attempt.status.state not in records.ENDED
 
 
 # ------------------------------------------------------------------------------------------ preparation
@@ -101,15 +101,15 @@ def copy_rehearsal(migration: Migration) -> StartingPoint:
 
     The checkpoint is the one to migrate if that exists, else the newest. A run without any is commanded to save.
     """
-    known = migration.journal.facts.rehearsal
-    starting_point = known or _choose(migration)
+    journaled = migration.journal.facts.rehearsal
+    starting_point = journaled or _choose(migration)
     name = starting_point.name
     pin(migration, name)
     began = time.monotonic()
     sent = copy_checkpoint(migration, name, "an earlier checkpoint")
     if migration.journal.facts.rehearsal_copy is None and sent:
         migration.journal.record(Facts(rehearsal_copy=Copied(sent, time.monotonic() - began)))
-    if known is None:
+    if journaled is None:
         migration.journal.record(Facts(rehearsal=starting_point))
     return starting_point
 

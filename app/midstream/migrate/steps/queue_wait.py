@@ -107,12 +107,12 @@ def check_devices(migration: Migration, group: HostGroup, status: records.Status
     """
     if group.target.slurm is None or group is not migration.target_group or status is None or not status.devices:
         return
-    planned, found = migration.plan.shape.target_devices, len(status.devices)
+    planned, devices = migration.plan.shape.target_devices, len(status.devices)
     kinds = ", ".join(sorted({str(device.get("kind", "")) for device in status.devices}))
-    if found != planned:
+    if devices != planned:
         raise MidstreamError(
-            f"the allocation of {group.target.name} has {count(found, 'device')} ({kinds}), and the plan was made for "
-            f"{planned}",
+            f"the allocation of {group.target.name} has {count(devices, 'device')} ({kinds}), and the plan was made "
+            f"for {planned}",
             f"correct sbatch: of target {group.target.name} in the fleet file, then plan again",
         )
-    migration.note(f"the allocation of {group.target.name} has {count(found, 'device')} ({kinds}), as planned")
+    migration.note(f"the allocation of {group.target.name} has {count(devices, 'device')} ({kinds}), as planned")

@@ -70,4 +70,4 @@ def agreement_hint(overlap: Overlap) -> str:
     draws = "stored: {random_state: 'no'} in the run file agrees to other draws of dropout and augmentation"
     if not overlap.batches:
         return f"{order}, {draws}"
-    return draws if all(one == other for _, one, other in overlap.batches) else order
+    return draws if all(before == after for _, before, after in overlap.batches) else order

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 from midstream.migrate.journal.plan import Plan
-from midstream.migrate.steps.migration import Migration, MovedOnError
+from midstream.migrate.steps.migration import Migration, MovedOnError, RollbackRequested
+from midstream.migrate.steps.ownership_records import is_returned
 from midstream.migrate.steps.source_return import owns_run
 from midstream_core import records
 
@@ -23,6 +24,16 @@ def refuse_moved_on(migration: Migration) -> None:
         f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (ownership {fence.epoch})",
         "midstream --status shows where it is",
     )
+
+
+def join_rollback(migration: Migration) -> None:
+    """Raise RollbackRequested if another process rolls this migration back.
+
+    A copy of this migration's files can have that process: its journal has the request, and this one lacks it.
+    """
+    if is_returned(migration):
+        migration.note("another process has rolled this migration back, with a copy of its files")
+        raise RollbackRequested
 
 
 def not_running(migration: Migration) -> str:

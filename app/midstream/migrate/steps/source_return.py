@@ -14,7 +14,7 @@ from midstream.migrate.steps.stop_command import adopt_stop, commanded_attempt
 from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
 from midstream_host.runs import ownership, run_state, standby_state
 
 WITHDRAW_TIMEOUT = 900.0  # seconds
@@ -41,10 +41,10 @@ def withdraw_stop(migration: Migration) -> None:
         return
     ordered = adopt_stop(migration) or 0
     source, run_id = migration.source, migration.plan.run_id
-    found = source.call(run_state.status)(root=source.root, run_id=run_id, attempt=attempt)
-    if not found.running:
+    state = source.call(run_state.status)(root=source.root, run_id=run_id, attempt=attempt)
+    if not state.running:
         return
-    before = found.status
+    before = state.status
     if ordered and before is not None and before.rejected >= ordered:
         return  # it was rejected, and no later command was sent
     command = records.Command(records.SAVE, epoch=migration.plan.source_epoch, migration=migration.plan.migration)
@@ -146,8 +146,12 @@ def _is_own(migration: Migration, checkpoint: ListedCheckpoint) -> bool:
 
 
 def put_fence(migration: Migration, group: HostGroup, back: records.Fence) -> None:
-    chain = chain_back(migration, back)
-    group.put_fence(back, migration.plan.migration, chain)
+    """Write the fence of a rollback on a group's hosts.
+
+    The source refuses it where the target is open and another process has got the permission to start that.
+    """
+    chain, closed = chain_back(migration, back), group is migration.target_group or migration.target_closed
+    group.put_fence(back, migration.plan.migration, chain, None if closed else migration.process)
     if chain is not None:
         memory.remember(chain)  # after a host has stored it, as in `hand_over`
     migration.log_command(
@@ -177,23 +181,22 @@ def _start_source(migration: Migration, fence: records.Fence, step: int | None) 
     checkpoint, or from that of ``step``.
     """
     plan, source = migration.plan, migration.source
-    found, described = migration.source_group.attempt_of_migration(plan.migration), migration.source_group.describe()
+    attempt, described = migration.source_group.attempt_of_migration(plan.migration), migration.source_group.describe()
     facts = migration.journal.facts
     old = described.attempt if facts.sealing_attempt is None else facts.sealing_attempt
-    ours = found is not None and found.attempt > old and found.epoch == fence.epoch
+    ours = attempt is not None and attempt.attempt > old and attempt.epoch == fence.epoch
     if (
-        found is not None
+        attempt is not None
         and ours
-        and (found.running or (found.status is not None and found.status.state == records.FINISHED))
+        and (attempt.running or (attempt.status is not None and attempt.status.state == records.FINISHED))
     ):
-        return found.attempt
+        return attempt.attempt
     if not ours:
         migration.source_group.wait_exited(old)  # it is sealed or `stopped`, and its process still has to exit
-    checkpoints = [checkpoint for checkpoint in described.usable if step in (None, checkpoint.step)]
-    if not checkpoints:
+    checkpoint = newest_checkpoint(checkpoint for checkpoint in described.usable if step in (None, checkpoint.step))
+    if checkpoint is None:
         what = "any complete checkpoint" if step is None else f"checkpoint step {step}"
         raise MidstreamError(f"{source.name} has lost {what}", "midstream --checkpoints RUN")
-    checkpoint = max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     migration.source_group.distribute_checkpoint(checkpoint.name)
     if facts.source_config is not None:
         source.call(standby_state.keep_config)(root=source.root, run_id=plan.run_id, text=facts.source_config)

@@ -74,18 +74,18 @@ class StageClock:
         expected = estimates(self.plan, self.journal.facts)
         elapsed = time.monotonic() - self._began
         now = time.time()
-        left = remaining(expected, StageTimes(self._measured, self.current, now - elapsed, self.share), now)
+        remains = remaining(expected, StageTimes(self._measured, self.current, now - elapsed, self.share), now)
         estimated = expected.get(self.current)
         took = f" for {shown(elapsed)}" if state == PROGRESS else ""
         took += f", {self.share:.0%} done" if took and self.share else ""
         about = "of unknown duration" if estimated is None else f"of about {shown(estimated)}"
-        overdue = f", {shown(left.overdue)} longer than estimated" if left.overdue >= 1.0 else ""
+        overdue = f", {shown(remains.overdue)} longer than estimated" if remains.overdue >= 1.0 else ""
         detail: dict[str, JsonValue] = {
             "stage": self.current,
             "estimated_seconds": estimated,
             "elapsed_seconds": elapsed,
-            "remaining_seconds": left.seconds,
-            "unknown": list(left.unknown),
+            "remaining_seconds": remains.seconds,
+            "unknown": list(remains.unknown),
         }
-        message = f"{shown_stage(self.current)}{took} ({about}{overdue}); left in all: {left.text()}"
+        message = f"{shown_stage(self.current)}{took} ({about}{overdue}); left in all: {remains.text()}"
         self.journal.write(STAGE, phase=phase, state=state, message=message, **detail)

@@ -334,12 +334,12 @@ def copy_checkpoint(migration: Migration, name: str, what: str) -> int:
     progress = migration.progress(what)
     listing = "" if there.in_bucket else f"ls -l {shlex.quote(there.directory)}"
     if share_hosts:
-        known = {host: migration.hosts.get(host) for host in share_hosts if host in migration.fleet.hosts}
+        reachable = {host: migration.hosts.get(host) for host in share_hosts if host in migration.fleet.hosts}
         migration.log_command(
             target.first, f"collect {here.directory} from {', '.join(share_hosts)} to {there}", shows=listing
         )
         sent = collect_objects(
-            known, Endpoint(here.host, here.directory), Endpoint(there.host, there.directory), progress=progress
+            reachable, Endpoint(here.host, here.directory), Endpoint(there.host, there.directory), progress=progress
         ).bytes_sent
     else:
         migration.log_command(target.first, f"copy {here} to {there}", shows=listing)

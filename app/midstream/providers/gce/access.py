@@ -19,29 +19,29 @@ BOOT_TIMEOUT = 120.0  # seconds that a ready machine may take to publish its hos
 
 
 def grant_access(
-    clients: ComputeClients, name: str, target: ComputeTarget, found: Slice, progress: Progress, *, touch: bool
+    clients: ComputeClients, name: str, target: ComputeTarget, slice_: Slice, progress: Progress, *, touch: bool
 ) -> dict[str, dict[str, object]]:
     """Install our key where it is missing; return the machines as fleet file entries."""
 
     def published() -> list[dict[str, str]]:
-        return [host_keys(clients, found, index, progress, wait=touch) for index in range(len(found.machines))]
+        return [host_keys(clients, slice_, index, progress, wait=touch) for index in range(len(slice_.machines))]
 
-    install = partial(_install_key, clients, name, found, progress)
-    return ssh_access.grant_access(name, target, found, progress, install, published, touch=touch)
+    install = partial(_install_key, clients, name, slice_, progress)
+    return ssh_access.grant_access(name, target, slice_, progress, install, published, touch=touch)
 
 
-def _install_key(clients: ComputeClients, name: str, found: Slice, progress: Progress, user: str, public: str) -> None:
-    with explained(f"the metadata of {found.project} cannot be read", found.project, found.zone):
-        project = call(clients.projects.get, project=found.project)
+def _install_key(clients: ComputeClients, name: str, slice_: Slice, progress: Progress, user: str, public: str) -> None:
+    with explained(f"the metadata of {slice_.project} cannot be read", slice_.project, slice_.zone):
+        project = call(clients.projects.get, project=slice_.project)
     common = {item.key: item.value for item in project.common_instance_metadata.items}
-    for machine in found.machines:
-        _install_on(clients, name, found, machine, common, key_line(user, public), progress)
+    for machine in slice_.machines:
+        _install_on(clients, name, slice_, machine, common, key_line(user, public), progress)
 
 
 def _install_on(
     clients: ComputeClients,
     name: str,
-    found: Slice,
+    slice_: Slice,
     machine: str,
     common: dict[str, str],
     line: str,
@@ -54,14 +54,14 @@ def _install_on(
     from google.api_core import exceptions
     from google.cloud import compute_v1
 
-    place = {"project": found.project, "zone": found.zone, "instance": machine}
+    place = {"project": slice_.project, "zone": slice_.zone, "instance": machine}
     polling = Polling()
     for updates_left in reversed(range(MAX_UPDATES)):
-        with explained(f"no key can be added to {machine}", found.project, found.zone):
+        with explained(f"no key can be added to {machine}", slice_.project, slice_.zone):
             metadata = call(clients.instances.get, **place).metadata
             own = {item.key: item.value for item in metadata.items}
             if own.get(OS_LOGIN, common.get(OS_LOGIN, "")).upper() == "TRUE":
-                where = machine if OS_LOGIN in own else f"the project {found.project}"
+                where = machine if OS_LOGIN in own else f"the project {slice_.project}"
                 raise UsageError(
                     f"{name}: {where} requires OS Login ({OS_LOGIN}), so keys in the metadata have no effect",
                     f"os_login: YOU@EXAMPLE.COM for {name} in the fleet file",
@@ -77,7 +77,7 @@ def _install_on(
             )
             try:
                 call(clients.instances.set_metadata_unary, metadata_resource=resource, **place)
-                progress(f"{found.path}: key installed on {machine}")
+                progress(f"{slice_.path}: key installed on {machine}")
                 return
             except (exceptions.PreconditionFailed, exceptions.Conflict, exceptions.ServiceUnavailable):
                 if not updates_left:
@@ -85,28 +85,28 @@ def _install_on(
         polling.wait()
 
 
-def host_keys(clients: ComputeClients, found: Slice, index: int, progress: Progress, *, wait: bool) -> dict[str, str]:
+def host_keys(clients: ComputeClients, slice_: Slice, index: int, progress: Progress, *, wait: bool) -> dict[str, str]:
     """Return the host keys that a machine publishes, and its name as ``hostname``.
 
     Machines boot for a moment.
 
     Args:
         clients: Clients of the service.
-        found: The slice.
+        slice_: The slice.
         index: Number of the machine in it.
         progress: Receives a warning where the keys cannot be read; the known ones then stay in use.
         wait: Whether to wait for the keys of a new slice while it boots.
     """
     from google.api_core.exceptions import NotFound
 
-    machine = found.machines[index]
-    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and boots(found) else 0.0)
+    machine = slice_.machines[index]
+    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and boots(slice_) else 0.0)
     polling = Polling()
-    place = {"project": found.project, "zone": found.zone, "instance": machine}
+    place = {"project": slice_.project, "zone": slice_.zone, "instance": machine}
     while True:
         keys: dict[str, str] = {}
         try:
-            with explained(f"the host keys of {machine} cannot be read", found.project, found.zone):
+            with explained(f"the host keys of {machine} cannot be read", slice_.project, slice_.zone):
                 try:
                     answer = call(clients.instances.get_guest_attributes, query_path="hostkeys/", **place)
                     keys = {item.key: item.value for item in answer.query_value.items if item.key in KEY_KINDS}

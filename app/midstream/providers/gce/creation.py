@@ -72,11 +72,11 @@ class ComputeService:
         self.by_hand = f"gcloud compute {what} delete {self._slice} --zone={self._zone} --project={self._project}"
 
     def find(self) -> Slice | None:
-        found = machine_lookup.find(self._clients, self._project, self._zone, self._slice)
+        slice_ = machine_lookup.find(self._clients, self._project, self._zone, self._slice)
         requested = any(scope == "zone" for scope, _ in self._operations)
-        if found is not None and found.state == machine_lookup.INCOMPLETE and requested:
-            return dataclasses.replace(found, status=SliceStatus.CREATING)  # its group is not listed yet
-        return found
+        if slice_ is not None and slice_.state == machine_lookup.INCOMPLETE and requested:
+            return dataclasses.replace(slice_, status=SliceStatus.CREATING)  # its group is not listed yet
+        return slice_
 
     # ------------------------------------------------------------------------------------------------ create
 
@@ -224,14 +224,14 @@ class ComputeService:
 
     # ------------------------------------------------------------------------------------------------ delete
 
-    def remove(self, found: Slice) -> None:
+    def remove(self, slice_: Slice) -> None:
         """Request the deletion of what exists of the slice.
 
         The deletion of policy and template is requested once the group is deleted.
         """
         clients, place = self._clients, {"project": self._project, "zone": self._zone}
-        with explained(f"{found.path} cannot be deleted", self._project, self._zone):
-            if found.state != machine_lookup.INCOMPLETE:
+        with explained(f"{slice_.path} cannot be deleted", self._project, self._zone):
+            if slice_.state != machine_lookup.INCOMPLETE:
                 if self._group_exists():
                     call(clients.groups.delete_unary, instance_group_manager=self._slice, **place)
                 else:
@@ -245,7 +245,7 @@ class ComputeService:
                     {"resource_policy": self._slice, "region": self._region},
                 ),
             ):
-                self._remove_part(get, delete, {"project": self._project, **lookup}, found)
+                self._remove_part(get, delete, {"project": self._project, **lookup}, slice_)
 
     def _group_exists(self) -> bool:
         from google.api_core.exceptions import NotFound
@@ -257,15 +257,15 @@ class ComputeService:
         return True
 
     def _remove_part(
-        self, get: Callable[..., Message], delete: Callable[..., Message], lookup: dict[str, Any], found: Slice
+        self, get: Callable[..., Message], delete: Callable[..., Message], lookup: dict[str, Any], slice_: Slice
     ) -> None:
         """Delete a policy or a template if it is of the same creation."""
         from google.api_core.exceptions import NotFound
 
         try:
-            part = call(get, **lookup)
-            labels = machine_lookup.labels_in(part.description)
-            if TARGET_LABEL in labels and labels.get(TOKEN_LABEL) == found.labels.get(TOKEN_LABEL):
+            resource = call(get, **lookup)
+            labels = machine_lookup.labels_in(resource.description)
+            if TARGET_LABEL in labels and labels.get(TOKEN_LABEL) == slice_.labels.get(TOKEN_LABEL):
                 call(delete, **lookup)
         except NotFound:
             return

@@ -72,7 +72,9 @@ def explained(what: str, project: str = "", zone: str = "") -> Iterator[None]:
 def translate(what: str, error: Message, project: str, zone: str) -> ProviderError:
     """Translate a GoogleAPICallError by its status and its reasons."""
     message, where = _line(error), f"{project}/{zone}".strip("/")
-    reasons = {str(each.get("reason", "")) for each in getattr(error, "errors", ()) or () if isinstance(each, dict)}
+    reasons = {
+        str(problem.get("reason", "")) for problem in getattr(error, "errors", ()) or () if isinstance(problem, dict)
+    }
     if "accessNotConfigured" in reasons:
         hint = f"gcloud services enable compute.googleapis.com --project={project}"
         return ProviderError(f"{what}: the Compute Engine API is not enabled in {project}", hint, ErrorKind.DISABLED)
@@ -91,12 +93,12 @@ def _kind(code: int, reasons: set[str]) -> ErrorKind:
         return ErrorKind.RATE
     if reasons & {"resourceNotReady", "resourceInUseByAnotherResource"}:
         return ErrorKind.BUSY
-    known = {
+    kinds = {
         401: ErrorKind.CREDENTIALS, 403: ErrorKind.PERMISSION, 404: ErrorKind.NOT_FOUND, 409: ErrorKind.EXISTS,
         412: ErrorKind.BUSY,
     }  # fmt: skip
-    if code in known:
-        return known[code]
+    if code in kinds:
+        return kinds[code]
     return ErrorKind.INVALID if 400 <= code < 500 and code != 408 else ErrorKind.UNAVAILABLE
 
 

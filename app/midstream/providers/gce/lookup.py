@@ -52,20 +52,20 @@ def find(clients: ComputeClients, project: str, zone: str, name: str) -> Slice |
             _get(clients.templates.get, project=project, instance_template=name),
             _get(clients.policies.get, project=project, region=region_of(zone), resource_policy=name),
         ]
-        return _incomplete(project, zone, name, [part for part in parts if part is not None])
+        return _incomplete(project, zone, name, [resource for resource in parts if resource is not None])
 
 
 def inventory(clients: ComputeClients, zones: Sequence[tuple[str, str]]) -> Inventory:
     """List slices with TPUs of (project, zone) pairs, and our incomplete creations."""
-    found: dict[str, Slice] = {}
+    slices: dict[str, Slice] = {}
     problems = []
     for project, zone in dict.fromkeys(zones):
         try:
-            for each in _listed(clients, project, zone):
-                found.setdefault(each.path, each)
+            for slice_ in _listed(clients, project, zone):
+                slices.setdefault(slice_.path, slice_)
         except ProviderError as error:
             problems.append(str(error))
-    return Inventory(tuple(found.values()), tuple(dict.fromkeys(problems)))
+    return Inventory(tuple(slices.values()), tuple(dict.fromkeys(problems)))
 
 
 def _listed(clients: ComputeClients, project: str, zone: str) -> list[Slice]:
@@ -84,14 +84,16 @@ def _listed(clients: ComputeClients, project: str, zone: str) -> list[Slice]:
             machines = members.get(group.name, [])
             has_tpus = any(machine_of(_last(machine.machine_type)) is not None for machine in machines)
             if TARGET_LABEL in labels_in(group.description) or has_tpus:
-                listed.append(_from_group(project, zone, group, [(each, "", "") for each in machines]))
-        left: dict[str, list[Any]] = {}
+                listed.append(_from_group(project, zone, group, [(machine, "", "") for machine in machines]))
+        remains: dict[str, list[Any]] = {}
         parts = [*call(clients.templates.list, project=project)]
         parts += call(clients.policies.list, project=project, region=region_of(zone))
-        for part in parts:
-            if part.name not in names and labels_in(part.description).get(ZONE_LABEL) == zone:
-                left.setdefault(part.name, []).append(part)
-        listed += [each for name, some in left.items() if (each := _incomplete(project, zone, name, some)) is not None]
+        for resource in parts:
+            if resource.name not in names and labels_in(resource.description).get(ZONE_LABEL) == zone:
+                remains.setdefault(resource.name, []).append(resource)
+        listed += [
+            slice_ for name, some in remains.items() if (slice_ := _incomplete(project, zone, name, some)) is not None
+        ]
         return listed
 
 
@@ -144,7 +146,7 @@ def _from_instance(project: str, zone: str, instance: Message) -> Slice:
 
 def _from_group(project: str, zone: str, group: Message, machines: Sequence[tuple[Message, str, str]]) -> Slice:
     """Return a group as a slice: ready once all its machines run."""
-    present = sorted((each for each, _, _ in machines if each is not None), key=lambda each: each.name)
+    present = sorted((machine for machine, _, _ in machines if machine is not None), key=lambda machine: machine.name)
     status, state = _group_status(group, present)
     errors = list(dict.fromkeys(f"{code}: {message}".strip(": ") for _, code, message in machines if code or message))
     first = present[0] if present else None
@@ -158,14 +160,14 @@ def _from_group(project: str, zone: str, group: Message, machines: Sequence[tupl
         topology=_topology(group),
         runtime_version=_image(first) if first is not None else "",
         price_class=price_class(first) if first is not None else _announced_price_class(labels_in(group.description)),
-        workers=tuple(_worker(each) for each in present) if all(map(_has_address, present)) else (),
+        workers=tuple(_worker(machine) for machine in present) if all(map(_has_address, present)) else (),
         labels=labels_in(group.description),
         metadata=_metadata(first) if first is not None else {},
         node=bool(present),
         identity=str(group.id),
         created=_created(group),
         why="; ".join(errors[:2]),
-        machines=tuple(each.name for each in present),
+        machines=tuple(machine.name for machine in present),
         stopped=any(map(_is_stopped, present)),
     )
 
@@ -175,17 +177,17 @@ def _group_status(group: Message, present: Sequence[Message]) -> tuple[SliceStat
     if len(present) < group.target_size or not present:
         return SliceStatus.CREATING, "CREATING"
     order = (SliceStatus.PREEMPTED, SliceStatus.STOPPING, SliceStatus.CREATING, SliceStatus.UNKNOWN)
-    by_status = {_STATES.get(each.status, SliceStatus.UNKNOWN): each.status for each in present}
+    by_status = {_STATES.get(machine.status, SliceStatus.UNKNOWN): machine.status for machine in present}
     worst = next((status for status in order if status in by_status), SliceStatus.READY)
     return worst, by_status[worst]
 
 
 def _incomplete(project: str, zone: str, name: str, parts: Sequence[Message]) -> Slice | None:
     """Return the remains of a creation of ours without its group; None without any."""
-    ours = [labels for part in parts if TARGET_LABEL in (labels := labels_in(part.description))]
+    ours = [labels for resource in parts if TARGET_LABEL in (labels := labels_in(resource.description))]
     if not ours:
         return None
-    why = f"{' and '.join(sorted(_kind_of(part) for part in parts))} without a group"
+    why = f"{' and '.join(sorted(_kind_of(resource) for resource in parts))} without a group"
     labels = ours[0]
     return Slice(
         project, zone, name, SliceStatus.FAILED, INCOMPLETE, labels=labels, node=False, why=why,
@@ -193,8 +195,8 @@ def _incomplete(project: str, zone: str, name: str, parts: Sequence[Message]) ->
     )  # fmt: skip
 
 
-def _kind_of(part: object) -> str:
-    return "policy" if type(part).__name__ == "ResourcePolicy" else "template"
+def _kind_of(resource: object) -> str:
+    return "policy" if type(resource).__name__ == "ResourcePolicy" else "template"
 
 
 def price_class(instance: Message) -> str:

@@ -59,10 +59,10 @@ class ComputeProvider:
         deletion.delete_existing(service, progress)
 
     def grant_access(
-        self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
+        self, name: str, target: SliceTarget, slice_: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, Any]]:
         assert isinstance(target, ComputeTarget)
-        return machine_access.grant_access(self._clients, name, target, found, progress, touch=touch)
+        return machine_access.grant_access(self._clients, name, target, slice_, progress, touch=touch)
 
     def _service(self, name: str, target: SliceTarget, ssh_keys: str = "") -> ComputeService:
         assert isinstance(target, ComputeTarget)

@@ -24,22 +24,22 @@ HOST_KEYS = "hostkeys/"
 
 
 def grant_access(
-    client: TpuClient, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
+    client: TpuClient, name: str, target: SliceTarget, slice_: Slice, progress: Progress, *, touch: bool
 ) -> dict[str, dict[str, JsonValue]]:
     """Install our key on the workers, and return their entries of the fleet file."""
-    install = partial(install_key, client, found, progress)
-    published = partial(_published, client, found, progress, wait=touch)
-    return ssh_access.grant_access(name, target, found, progress, install, published, touch=touch)
+    install = partial(install_key, client, slice_, progress)
+    published = partial(_published, client, slice_, progress, wait=touch)
+    return ssh_access.grant_access(name, target, slice_, progress, install, published, touch=touch)
 
 
-def install_key(client: TpuClient, found: Slice, progress: Progress, user: str, public: str) -> None:
+def install_key(client: TpuClient, slice_: Slice, progress: Progress, user: str, public: str) -> None:
     """Add our key to the node's metadata, which its guest agents read.
 
     On a conflict with a concurrent update the metadata is read again, so that no key of another user is lost.
 
     Args:
         client: Client of the TPU API.
-        found: The slice.
+        slice_: The slice.
         progress: Gets lines of progress.
         user: User name on the workers.
         public: ``TYPE KEY``.
@@ -50,11 +50,11 @@ def install_key(client: TpuClient, found: Slice, progress: Progress, user: str, 
     from google.api_core import exceptions
     from google.cloud import tpu_v2
 
-    full = f"projects/{found.project}/locations/{found.zone}/nodes/{found.name}"
+    full = f"projects/{slice_.project}/locations/{slice_.zone}/nodes/{slice_.name}"
     line = key_line(user, public)
     polling = Polling()
     for updates_left in reversed(range(MAX_UPDATES)):
-        with explained(f"no key can be added to {found.path}", found.project, found.zone):
+        with explained(f"no key can be added to {slice_.path}", slice_.project, slice_.zone):
             node = client.get_node(name=full, retry=read_retry(), timeout=CALL_TIMEOUT)
             keys = node.metadata.get(SSH_KEYS, "").splitlines()
             if has_key(keys, line):
@@ -64,10 +64,10 @@ def install_key(client: TpuClient, found: Slice, progress: Progress, user: str, 
                 update = {"node": tpu_v2.Node(name=full, metadata=metadata), "update_mask": {"paths": ["metadata"]}}
                 operation = client.update_node(request=update, timeout=CALL_TIMEOUT)
                 operation.result(timeout=BOOT_TIMEOUT)
-                progress(f"{found.path}: key of {user} installed")
+                progress(f"{slice_.path}: key of {user} installed")
                 return
             except TimeoutError:  # the update goes on, and a login is tried for a while
-                progress(f"{found.path}: the service still installs the key of {user} after {BOOT_TIMEOUT:.0f} s")
+                progress(f"{slice_.path}: the service still installs the key of {user} after {BOOT_TIMEOUT:.0f} s")
                 return
             except (exceptions.Conflict, exceptions.ServiceUnavailable, exceptions.FailedPrecondition):
                 if not updates_left:
@@ -78,34 +78,34 @@ def install_key(client: TpuClient, found: Slice, progress: Progress, user: str, 
 # ----------------------------------------------------------------------------------------------------- their keys
 
 
-def guest_attributes(client: TpuClient, found: Slice, *, wait: bool) -> list[dict[str, str]]:
+def guest_attributes(client: TpuClient, slice_: Slice, *, wait: bool) -> list[dict[str, str]]:
     """Return what each worker has published: its host keys by kind, and ``hostname``.
 
     Workers of a new slice publish it a moment after their boot. A connection to a worker without host keys is refused.
     """
     from google.cloud import tpu_v2
 
-    full = f"projects/{found.project}/locations/{found.zone}/nodes/{found.name}"
-    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and boots(found) else 0.0)
+    full = f"projects/{slice_.project}/locations/{slice_.zone}/nodes/{slice_.name}"
+    deadline = time.monotonic() + (BOOT_TIMEOUT if wait and boots(slice_) else 0.0)
     polling = Polling()
     while True:
-        with explained(f"the host keys of {found.path} cannot be read", found.project, found.zone):
+        with explained(f"the host keys of {slice_.path} cannot be read", slice_.project, slice_.zone):
             request = tpu_v2.GetGuestAttributesRequest(name=full, query_path=HOST_KEYS)
             answer = client.get_guest_attributes(request=request, retry=read_retry(), timeout=CALL_TIMEOUT)
-        each = [{item.key: item.value for item in worker.query_value.items} for worker in answer.guest_attributes]
-        each += [{} for _ in range(len(found.workers) - len(each))]
-        if all(any(kind in KEY_KINDS for kind in known) for known in each) or time.monotonic() >= deadline:
-            return each[: len(found.workers)]
+        attributes = [{item.key: item.value for item in worker.query_value.items} for worker in answer.guest_attributes]
+        attributes += [{} for _ in range(len(slice_.workers) - len(attributes))]
+        if all(any(kind in KEY_KINDS for kind in keys) for keys in attributes) or time.monotonic() >= deadline:
+            return attributes[: len(slice_.workers)]
         polling.wait()
 
 
-def _published(client: TpuClient, found: Slice, progress: Progress, *, wait: bool) -> list[dict[str, str]]:
+def _published(client: TpuClient, slice_: Slice, progress: Progress, *, wait: bool) -> list[dict[str, str]]:
     """Return what the workers publish; nothing where it cannot be read.
 
     The slice is there then, and may be training.
     """
     try:
-        return guest_attributes(client, found, wait=wait)
+        return guest_attributes(client, slice_, wait=wait)
     except ProviderError as error:
         progress(f"{error.message}; the host keys that are known stay in use")
-        return [{} for _ in found.workers]
+        return [{} for _ in slice_.workers]

@@ -49,16 +49,16 @@ _REQUEST_STATES = {
 
 def inventory(client: TpuClient, zones: Sequence[tuple[str, str]]) -> Inventory:
     """List the slices of (project, zone) pairs; zone ``-`` is all zones of a project."""
-    found: dict[str, Slice] = {}
+    slices: dict[str, Slice] = {}
     problems = []
     for project, zone in dict.fromkeys(zones):
         try:
             with explained(f"the TPUs of {project}/{zone} cannot be listed", project, zone):
-                for each in _listed(client, f"projects/{project}/locations/{zone}", problems):
-                    found.setdefault(each.path, each)
+                for slice_ in _listed(client, f"projects/{project}/locations/{zone}", problems):
+                    slices.setdefault(slice_.path, slice_)
         except ProviderError as error:
             problems.append(str(error))
-    return Inventory(tuple(found.values()), tuple(dict.fromkeys(problems)))
+    return Inventory(tuple(slices.values()), tuple(dict.fromkeys(problems)))
 
 
 def _listed(client: TpuClient, parent: str, problems: list[str]) -> Iterator[Slice]:
@@ -155,8 +155,8 @@ def enum_name(message: Message, field: str) -> str:
     """Return an enumeration value's name; its number if newer than Google's library."""
     raw = type(message).pb(message)
     number = getattr(raw, field)
-    known = raw.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
-    return known.name if known is not None else str(number)
+    enum_value = raw.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(number)
+    return enum_value.name if enum_value is not None else str(number)
 
 
 def _accelerator_type(node: Node) -> str:

@@ -58,6 +58,6 @@ class TpuProvider:
         deletion.delete_existing(service, progress)
 
     def grant_access(
-        self, name: str, target: SliceTarget, found: Slice, progress: Progress, *, touch: bool
+        self, name: str, target: SliceTarget, slice_: Slice, progress: Progress, *, touch: bool
     ) -> dict[str, dict[str, JsonValue]]:
-        return worker_access.grant_access(self._client, name, target, found, progress, touch=touch)
+        return worker_access.grant_access(self._client, name, target, slice_, progress, touch=touch)

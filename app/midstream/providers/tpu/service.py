@@ -91,17 +91,17 @@ class TpuService:
         if not now.done or not now.error.code:
             return None
         own = from_grpc_status(now.error.code, now.error.message)
-        found = translate("", own, self._project, self._zone)
-        return ProviderError(found.message.removeprefix(": "), found.hint, found.kind)
+        error = translate("", own, self._project, self._zone)
+        return ProviderError(error.message.removeprefix(": "), error.hint, error.kind)
 
-    def remove(self, found: Slice) -> None:
-        with explained(f"{found.path} cannot be deleted", found.project, found.zone):
-            if found.request:
+    def remove(self, slice_: Slice) -> None:
+        with explained(f"{slice_.path} cannot be deleted", slice_.project, slice_.zone):
+            if slice_.request:
                 self._client.delete_queued_resource(
-                    request={"name": found.request, "force": True}, timeout=CALL_TIMEOUT
+                    request={"name": slice_.request, "force": True}, timeout=CALL_TIMEOUT
                 )
             else:
-                self._client.delete_node(name=f"{self._parent}/nodes/{found.name}", timeout=CALL_TIMEOUT)
+                self._client.delete_node(name=f"{self._parent}/nodes/{slice_.name}", timeout=CALL_TIMEOUT)
 
 
 def request_message(target: TpuTarget, parent: str, name: str, node: object) -> Message:

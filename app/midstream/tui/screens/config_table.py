@@ -20,10 +20,7 @@ def show(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
     actions = screen.midstream.actions
 
     def work() -> None:
-        found = {
-            run.run_id: resolved_config.flat(resolved_config.value_of(actions.config(run, run.attempt)) or {})
-            for run in runs
-        }
+        found = {run.run_id: resolved_config.fields(actions.config(run, run.attempt)) for run in runs}
         screen.app.call_later(partial(_show, screen, found))
 
     screen.in_background(work)

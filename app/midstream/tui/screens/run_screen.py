@@ -15,7 +15,7 @@ from midstream.listing import fleet_fields, run_facts
 from midstream.listing.field_type import group_name
 from midstream.listing.run_facts import latest
 from midstream.tui import commands
-from midstream.tui.screens import compared_runs, label_form, launch_form, run_text, stop_run
+from midstream.tui.screens import compared_runs, label_form, launch_form, report_and_export, run_text, stop_run
 from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.run_log import RunLogScreen
@@ -305,6 +305,18 @@ class RunScreen(RunLogScreen):
 
         columns = (Column("RUN"), Column("HOST"), Column("STEP", right=True), Column("LOSS", right=True))
         self.app.push_screen(ChooseScreen("Compare with (choose again to remove)", columns, rows), chosen)
+
+    def action_report(self) -> None:
+        if self.run_view is not None:
+            report_and_export.ask_report(self, self.run_id)
+
+    def action_export(self) -> None:
+        run = self.run_view
+        name = self.query_one("#checkpoint-table", Table).selected
+        if run is None or self._view != CHECKPOINTS or name is None:
+            self.notify("press 3 and select the checkpoint to export")
+        elif not self.refuse_readonly():
+            report_and_export.ask_export(self, run, str(name))
 
     def action_copy(self) -> None:
         """Copy the command line that prints this view."""

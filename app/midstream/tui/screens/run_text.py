@@ -20,6 +20,7 @@ from midstream.watch.loss_curve import CurveRows
 from midstream.watch.run_failure import RunFailure
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 # What a run does before its first step, by its state.
 DOING = {
@@ -93,12 +94,10 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
     ):
         text.append(f"{name} ", palette.DIM)
         text.append(f"{value}  ", palette.TEXT)
-    done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     text.append("checkpoint ", palette.DIM)
-    if done:
-        newest = max(done, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        old = f" {format.age(screen_state.now - newest.created)} ago" if newest.created else ""
-        text.append(f"{newest.name}{old}", palette.TEXT)
+    if (checkpoint := newest_checkpoint(run.usable)) is not None:
+        old = f" {format.age(screen_state.now - checkpoint.created)} ago" if checkpoint.created else ""
+        text.append(f"{checkpoint.name}{old}", palette.TEXT)
     else:
         text.append("none yet", palette.WAIT)
     if run.problem:
@@ -153,7 +152,7 @@ def no_checkpoints(run: RunView) -> tuple[str, ...]:
         return (f"listing {run.store} ...",)
     if run.store and run.problem:
         return ("checkpoints unknown:", run.problem, "The store is listed again automatically.")
-    return ("no checkpoints yet.", "The run saves automatically; midstream --stop saves and stops it.")
+    return ("no checkpoints yet.", "The run saves automatically; midstream --stop RUN saves and stops it.")
 
 
 class _Page:

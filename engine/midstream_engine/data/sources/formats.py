@@ -243,8 +243,8 @@ def _parquet(source: SourceFile) -> Iterator[Any]:
         file = stack.enter_context(open_source(source))
         if source.path.startswith("http"):  # its index is at the end, so that a stream is stored first
             stored = stack.enter_context(tempfile.TemporaryFile())
-            while part := file.read(1 << 20):
-                stored.write(part)
+            while block := file.read(1 << 20):
+                stored.write(block)
             stored.seek(0)
             file = stored
         try:

@@ -158,8 +158,8 @@ def _gpt2(config: dict[str, ForeignValue]) -> Gpt2Config:
 def _llama(config: dict[str, ForeignValue]) -> LlamaConfig:
     _refuse(config.get("pretraining_tp", 1) != 1, "pretraining_tp", config.get("pretraining_tp"), "only 1 is known")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    head, (rope, part) = config.get("head_dim"), _rope_from(config, 10_000.0)
-    _refuse(part not in (None, 1), "partial_rotary_factor", part, "all of a head is rotated")
+    head, (rope, rotated) = config.get("head_dim"), _rope_from(config, 10_000.0)
+    _refuse(rotated not in (None, 1), "partial_rotary_factor", rotated, "all of a head is rotated")
     return LlamaConfig(
         seq_len=config["max_position_embeddings"],
         hidden_dim=hidden,
@@ -179,7 +179,7 @@ def _llama(config: dict[str, ForeignValue]) -> LlamaConfig:
 
 
 def _neox(config: dict[str, ForeignValue]) -> NeoxConfig:
-    rope, part = _rope_from(config, config.get("rotary_emb_base", 10_000.0))
+    rope, rotated = _rope_from(config, config.get("rotary_emb_base", 10_000.0))
     return NeoxConfig(
         seq_len=config["max_position_embeddings"],
         hidden_dim=config["hidden_size"],
@@ -190,7 +190,7 @@ def _neox(config: dict[str, ForeignValue]) -> NeoxConfig:
         layer_norm_epsilon=config.get("layer_norm_eps", 1e-5),
         initializer_range=config.get("initializer_range", 0.02),
         rope=rope,
-        rotary_pct=config.get("rotary_pct", 0.25) if part is None else part,
+        rotary_pct=config.get("rotary_pct", 0.25) if rotated is None else rotated,
         use_parallel_residual=config.get("use_parallel_residual", True),
         attention_bias=config.get("attention_bias", True),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
@@ -205,15 +205,15 @@ def _rope_from(config: dict[str, ForeignValue], theta: float) -> tuple[RopeConfi
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or theta)
-    part = scaling.get("partial_rotary_factor")
+    rotated = scaling.get("partial_rotary_factor")
     match kind:
         case "default":
-            return DefaultRopeConfig(theta), part
+            return DefaultRopeConfig(theta), rotated
         case "linear":
-            return DefaultRopeConfig(theta, float(scaling["factor"])), part
+            return DefaultRopeConfig(theta, float(scaling["factor"])), rotated
         case "llama3":
             factor, low, high = (float(scaling[name]) for name in ("factor", "low_freq_factor", "high_freq_factor"))
-            return Llama3RopeConfig(theta, factor, low, high, int(scaling["original_max_position_embeddings"])), part
+            return Llama3RopeConfig(theta, factor, low, high, int(scaling["original_max_position_embeddings"])), rotated
     raise ConversionError(f"config.json: rope_type {kind!r} is none of default, linear, llama3")
 
 

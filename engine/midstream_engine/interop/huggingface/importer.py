@@ -155,13 +155,13 @@ def converted(
         ConversionError: A tensor is missing, unused, or has another shape.
     """
     tensors = _with_prefix(config.model, tensors)
-    wanted = state_arrays(config, vocab_size)
+    logical = state_arrays(config, vocab_size)
     used = _check_tied(config.model, tensors)
     rules = {PREFIX + rule.ours: rule for rule in rules_of(config.model)}
-    strange = sorted(name for name in wanted if name.startswith(PREFIX) and name not in rules)
+    strange = sorted(name for name in logical if name.startswith(PREFIX) and name not in rules)
     assert not strange, strange
     arrays = []
-    for name, array in wanted.items():
+    for name, array in logical.items():
         rule = rules.get(name)
         if rule is None:
             value = array.value

@@ -184,7 +184,7 @@ def _schedule_notes(resolved: dict[str, ForeignValue]) -> list[str]:
     for rules in RULES:
         with contextlib.suppress(ScheduleError):  # a release that rejects the settings did not write the checkpoint
             others = rate_parts(replace(settings, schedule_rules=rules), steps)
-            if [replace(part, settings=settings) for part in others] != parts:
+            if [replace(phase, settings=settings) for phase in others] != parts:
                 notes.append(
                     f"optimizer.schedule_rules: {settings.schedule_rules}; {rules} gives other learning rates (hint: "
                     "the checkpoint's format decides, unless the YAML has schedule_rules)"

@@ -66,20 +66,20 @@ def open_levanter(
     of_run = config_path or config_beside(path)
     directory = find(path, of_run)
     metadata = read_metadata(directory)
-    kind, found = open_arrays(directory)
+    kind, stored = open_arrays(directory)
     notes: list[str] = []
     table = "model/embeddings/token_embeddings/weight"
-    if table not in found:
+    if table not in stored:
         raise ConversionError(f"{directory}: has no {table}")
-    rows = found[table].shape[0]
+    rows = stored[table].shape[0]
     elsewhere = os.path.dirname(directory) != os.path.abspath(path) and directory != path
     levanter, config_path = read_config(directory, of_run if elsewhere else config_path)
     ordered = not without_data and (bool(caches) or names_data(levanter))
     rules = LEVANTER_1_2 if kind == ZARR2 else LEVANTER_0_2
     mapping = translate(levanter, rows, notes, ordered=ordered, rules=rules)
     optimizer = str(mapping["optimizer"]["type"])
-    place = moments_place(directory, found)
-    apply_stored_types(mapping, found, place, notes)
+    place = moments_place(directory, stored)
+    apply_stored_types(mapping, stored, place, notes)
     config = from_mapping(mapping).config
     length = levanter.get("train_seq_len") or config.model.seq_len
     if length != config.model.seq_len:
@@ -97,25 +97,25 @@ def open_levanter(
             "tokenizer": f"ids:{rows}{ends}", "shuffle": False, "block_cross_document_attention": data.eos is not None,
         }  # fmt: skip
         config = from_mapping(mapping).config
-    wanted = state_arrays(config, rows)
-    clip = clip_place(found) if f"{CLIP}norms" in wanted else None
-    counts = read_counts(directory, found, clip)
+    logical = state_arrays(config, rows)
+    clip = clip_place(stored) if f"{CLIP}norms" in logical else None
+    counts = read_counts(directory, stored, clip)
     steps = counts.steps
     if metadata["step"] not in (steps - 1, steps):  # its trainer writes step-N after update N, counted from 0
         raise ConversionError(
             f"{directory}: metadata.json has step {metadata['step']!r}, and the arrays are of {steps} updates: another "
             "checkpoint was written over it"
         )
-    used = {"step", "training_key", *(name for name in found if is_count(name))}
+    used = {"step", "training_key", *(name for name in stored if is_count(name))}
     if clip is not None:
-        used |= {name for name in found if name.startswith(clip)}
+        used |= {name for name in stored if name.startswith(clip)}
     places = {"model/": "model/", "average/model/": _AVERAGE, **moments_sources(optimizer, place)}
-    matched = _match(config.model, wanted, found, places)
+    matched = _match(config.model, logical, stored, places)
     arrays, used = matched.arrays, used | matched.used
-    skip_step = skip_step_arrays(directory, found, wanted, counts)
+    skip_step = skip_step_arrays(directory, stored, logical, counts)
     if skip_step or never_skips(levanter.get("optimizer") or {}):
-        used |= skip_step_names(found)
-    unused = sorted(found.keys() - used)
+        used |= skip_step_names(stored)
+    unused = sorted(stored.keys() - used)
     problems = [
         f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
         for what, names in (
@@ -127,15 +127,15 @@ def open_levanter(
     ]
     if problems:
         raise ConversionError(f"{directory}: the arrays do not fit the configuration; {'; '.join(problems)}")
-    key = found["training_key"].read().astype(np.uint32)
+    key = stored["training_key"].read().astype(np.uint32)
     arrays += [
         *skip_step,
-        *([] if clip is None else clip_arrays(found, wanted, clip)),
-        constant(wanted[f"optimizer/{MOMENTS[optimizer][0]}/count"], counts.taken),
-        constant(wanted["optimizer/schedule/count"], steps),
-        constant(wanted["key"], key),
+        *([] if clip is None else clip_arrays(stored, logical, clip)),
+        constant(logical[f"optimizer/{MOMENTS[optimizer][0]}/count"], counts.taken),
+        constant(logical["optimizer/schedule/count"], steps),
+        constant(logical["key"], key),
     ]
-    others = sorted(wanted.keys() - {array.name for array in arrays})
+    others = sorted(logical.keys() - {array.name for array in arrays})
     if others:
         raise ConversionError(f"{directory}: these arrays of the state have no source: {', '.join(others)}")
     notes.append("the training key is imported, but dropout uses it differently here")
@@ -150,7 +150,7 @@ def open_levanter(
     provenance = {
         "time": time.time(), "converted_from": "levanter", "source": directory, "format": kind, "vocab_size": rows,
     }  # fmt: skip
-    stamp: list[Any] = [[name, list(stored.shape), str(stored.dtype)] for name, stored in found.items()]
+    stamp: list[Any] = [[name, list(array.shape), str(array.dtype)] for name, array in stored.items()]
     stamp.append(os.stat(os.path.join(directory, "metadata.json")).st_mtime_ns)
     link = None
     if data is not None:
@@ -174,7 +174,7 @@ class _Matched:
 
 
 def _match(
-    model: LmConfig, arrays: Mapping[str, LogicalArray], found: Mapping[str, StoredArray], places: Mapping[str, str]
+    model: LmConfig, arrays: Mapping[str, LogicalArray], sources: Mapping[str, StoredArray], places: Mapping[str, str]
 ) -> _Matched:
     """Find the source of each array of model, average and moments.
 
@@ -186,7 +186,7 @@ def _match(
         if prefix is None:
             continue
         rule = _rule(model, name.removeprefix(prefix))
-        stored = found.get(places[prefix] + rule.theirs)
+        stored = sources.get(places[prefix] + rule.theirs)
         if stored is None:
             matched.missing.append(places[prefix] + rule.theirs)
             continue

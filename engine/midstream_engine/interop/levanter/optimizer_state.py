@@ -54,8 +54,8 @@ def moments_sources(kind: str, place: str) -> dict[str, str]:
 
     Levanter's part of the chain is at ``place``.
     """
-    part, moments = MOMENTS[kind]
-    sources = {f"optimizer/{part}/{moment}/": f"{place}{moment}/" for moment in moments}
+    section, moments = MOMENTS[kind]
+    sources = {f"optimizer/{section}/{moment}/": f"{place}{moment}/" for moment in moments}
     return {**sources, f"optimizer/{MUON}/momentum/": _MOMENTUM} if kind == MUON else sources
 
 

@@ -64,11 +64,11 @@ class Settings:
     """The stored configuration with NeoX's defaults."""
 
     def __init__(self, config: JsonObject) -> None:
-        self.found = dict(config)
+        self.values = dict(config)
 
     def get(self, name: str) -> TorchValue:
         """Return a value, or NeoX's default."""
-        return self.found.get(name, DEFAULTS.get(name))
+        return self.values.get(name, DEFAULTS.get(name))
 
     def must(self, name: str) -> TorchValue:
         """Return a value.

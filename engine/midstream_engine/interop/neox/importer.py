@@ -66,19 +66,19 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
         ConversionError: Anything is unused, missing, of another shape, inconsistent, ambiguous or unknown.
     """
     files = find(path)
-    found = read(files)
+    checkpoint = read(files)
     settings = Settings(with_extra(read_configs(files.directory)))
     notes: list[str] = []
-    check_arguments(settings.found, DEFAULTS, notes)
-    shapes, mlp = _shapes(found)
-    revision = revision_of(settings.found, [name for _, name in sorted(found.parameters)], found.state)
+    check_arguments(settings.values, DEFAULTS, notes)
+    shapes, mlp = _shapes(checkpoint)
+    revision = revision_of(settings.values, [name for _, name in sorted(checkpoint.parameters)], checkpoint.state)
     model, gqa_layout = model_of(settings, shapes, revision, choices, notes)
-    schedule = found.state.get("lr_scheduler")
+    schedule = checkpoint.state.get("lr_scheduler")
     schedule = schedule if isinstance(schedule, dict) and "num_iters" in schedule else None
-    optimizer, total = optimizer_of(settings, schedule, found.groups, found.clipping, notes)
-    scale = gradient_scale(found.state, settings.found, files.stages, files.directory)
+    optimizer, total = optimizer_of(settings, schedule, checkpoint.groups, checkpoint.clipping, notes)
+    scale = gradient_scale(checkpoint.state, settings.values, files.stages, files.directory)
     scale.correct(optimizer, notes)
-    batch = _global_batch(found, settings)
+    batch = _global_batch(checkpoint, settings)
     mapping = {
         "data": {"tokenizer": f"ids:{shapes.vocab}", "shuffle": False, "block_cross_document_attention": False,
                  "next_token": True},
@@ -90,11 +90,11 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
         },
     }  # fmt: skip
     config = from_mapping(mapping).config
-    _check_decay(found, optimizer)
-    build = _Build(found, model, config, shapes.vocab, mlp, gqa_layout, scale)
+    _check_decay(checkpoint, optimizer)
+    build = _Build(checkpoint, model, config, shapes.vocab, mlp, gqa_layout, scale)
     arrays = build.arrays()
-    count = found.iteration - found.skipped
-    adam_count = next(iter(found.steps), count)
+    count = checkpoint.iteration - checkpoint.skipped
+    adam_count = next(iter(checkpoint.steps), count)
     schedule_count = int(schedule["num_iters"]) if schedule else count
     arrays += [
         constant(build.arrays_by_name["optimizer/adam/count"], adam_count),
@@ -102,12 +102,12 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
         constant(build.arrays_by_name["key"], None),
     ]
     build.check_all_made(arrays)
-    if found.skipped:
+    if checkpoint.skipped:
         notes.append(
-            f"{found.skipped} updates were skipped for an overflow: they count as steps, and as in NeoX neither in "
-            "Adam nor in the learning-rate schedule"
+            f"{checkpoint.skipped} updates were skipped for an overflow: they count as steps, and as in NeoX neither "
+            "in Adam nor in the learning-rate schedule"
         )
-    if found.writer == LEGACY:
+    if checkpoint.writer == LEGACY:
         notes.append(
             "the layout of DeeperSpeed 1.0 is implemented from its description and was not tested on a real file; "
             "masters and weights were compared"
@@ -116,18 +116,18 @@ def open_neox(path: str, choices: Choices = AS_FOUND) -> ForeignRun:
     directory = os.path.abspath(files.directory)
     tokenizer = _tokenizer(settings, [os.path.dirname(directory), directory], notes)
     state = {
-        "step": found.iteration, "optimizer_count": adam_count, "schedule_count": schedule_count,
-        "next_sample": found.iteration * batch, "batch_schedule": config.trainer.batch_schedule().to_json(),
+        "step": checkpoint.iteration, "optimizer_count": adam_count, "schedule_count": schedule_count,
+        "next_sample": checkpoint.iteration * batch, "batch_schedule": config.trainer.batch_schedule().to_json(),
         "seed": config.trainer.seed, "seq_len": model.seq_len, "shuffle": False, "data_digest": "",
         "tokenizer": f"ids:{shapes.vocab}",
     }  # fmt: skip
     provenance = {
-        "time": time.time(), "converted_from": "neox", "source": files.directory, "written_by": found.writer,
-        "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in sorted(settings.found.items())},
+        "time": time.time(), "converted_from": "neox", "source": files.directory, "written_by": checkpoint.writer,
+        "vocab_size": shapes.vocab, "neox": {name: str(value) for name, value in sorted(settings.values.items())},
     }  # fmt: skip
     stamp = [*files.stamp(), gqa_layout, scale.factor]  # the last two decide what the arrays have, and no other setting
-    return ForeignRun("neox", found.iteration, mapping, arrays, state, provenance, notes, stamp, build.remarks,
-                   found.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}", tokenizer),
+    return ForeignRun("neox", checkpoint.iteration, mapping, arrays, state, provenance, notes, stamp, build.remarks,
+                   checkpoint.verify, partial(_link_data, _data(settings, batch), f"ids:{shapes.vocab}", tokenizer),
                    tokenizer)  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def _check_decay(state: Read, optimizer: dict[str, JsonValue]) -> None:
 
 @dataclass
 class _Build:
-    found: Read
+    checkpoint: Read
     model: LmConfig
     config: TrainLmConfig
     vocab: int
@@ -251,8 +251,8 @@ class _Build:
         for form, source in sources_of(self.model, self.mlp, self.gqa_layout):
             keys = parameters_of(self.model, source)
             used.update(keys)
-            missing += [key for key in keys if key not in self.found.parameters]
-            if any(key not in self.found.parameters for key in keys):
+            missing += [key for key in keys if key not in self.checkpoint.parameters]
+            if any(key not in self.checkpoint.parameters for key in keys):
                 continue
             for prefix, kind in _KINDS.items():
                 array = self.arrays_by_name[prefix + form.ours]
@@ -266,7 +266,7 @@ class _Build:
                         array.name, array.axes, array.shape, array.dtype, pieces, read, planes, (kind, keys[0])
                     )
                 )
-        unused = sorted(self.found.parameters.keys() - used)
+        unused = sorted(self.checkpoint.parameters.keys() - used)
         problems = [
             f"{what}: {', '.join(f'{layer}.{name}' for layer, name in keys[:10])}{' ...' if keys[10:] else ''}"
             for what, keys in (
@@ -278,7 +278,7 @@ class _Build:
         ]
         if problems:
             raise ConversionError(
-                f"{self.found.files.directory}: the tensors do not fit the model; {'; '.join(problems)}"
+                f"{self.checkpoint.files.directory}: the tensors do not fit the model; {'; '.join(problems)}"
             )
         return result
 
@@ -286,7 +286,7 @@ class _Build:
         expected = form.form.shape(shape)
         wrong = []
         for key in keys:
-            weights = self.found.parameters[key].weights
+            weights = self.checkpoint.parameters[key].weights
             full = self.merging.full_shape(key[1], [weights[rank].shape for rank in sorted(weights)])
             picked = full if source[2] is None else source[2](np.broadcast_to(np.int8(0), full)).shape
             if picked != expected:
@@ -300,7 +300,7 @@ class _Build:
         embed] in blocks, as stored. Masters must match the weights, and copies in two stages must be equal.
         """
         key = keys[plane]
-        parameter = self.found.parameters[key]
+        parameter = self.checkpoint.parameters[key]
         rows = [parameter.rows[rank][kind] for rank in sorted(parameter.rows)]
         loaded = []
         for rank, row in zip(sorted(parameter.rows), rows, strict=True):

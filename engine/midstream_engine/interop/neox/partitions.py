@@ -166,7 +166,7 @@ def _sub_partitions(name: str, state: TorchState, group: int) -> list[dict[str, 
     moments = [base["state"].get(number) for number in numbers]
     if len(numbers) != len(parts) or not all(isinstance(moment, Mapping) and "exp_avg" in moment for moment in moments):
         raise ConversionError(f"{name}: group {group} has {len(parts)} sub-partitions, but not the moments of each")
-    return [{**moment, "fp32": part} for moment, part in zip(moments, parts, strict=True)]
+    return [{**moment, "fp32": masters} for moment, masters in zip(moments, parts, strict=True)]
 
 
 def _checked(name: str, state: TorchState) -> TorchValue:

@@ -74,8 +74,8 @@ class Heads:
     def can_interleave(self) -> bool:
         """Return whether the first period's code, which used floats, could split the rows."""
         share = self.keys / self.queries
-        part = int(share * self.size)
-        return int(self.size * (1 + 2 * share)) == self.size + 2 * part and part * self.queries == self.keys * self.size
+        rows = int(share * self.size)
+        return int(self.size * (1 + 2 * share)) == self.size + 2 * rows and rows * self.queries == self.keys * self.size
 
 
 @dataclass

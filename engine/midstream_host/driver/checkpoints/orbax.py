@@ -125,7 +125,7 @@ def _is_split(shardings: JsonObject) -> bool:
             continue
         if sharding.get("sharding_type") != "NamedSharding":
             continue
-        spec = {str(axis) for part in optional_list(sharding.get("partition_spec")) for axis in _axes(part)}
+        spec = {str(axis) for entry in optional_list(sharding.get("partition_spec")) for axis in _axes(entry)}
         lengths = map(int_of, optional_list(sharding.get("shape")))
         sizes = dict(zip(map(str_of, optional_list(sharding.get("axis_names"))), lengths))
         if any(size > 1 for size in sizes.values()) and all(axis in spec for axis in sizes if sizes[axis] > 1):
@@ -133,8 +133,8 @@ def _is_split(shardings: JsonObject) -> bool:
     return False
 
 
-def _axes(part: JsonValue) -> List[JsonValue]:
-    return part if isinstance(part, list) else [part]
+def _axes(entry: JsonValue) -> List[JsonValue]:
+    return entry if isinstance(entry, list) else [entry]
 
 
 def saved_state(tree: CheckpointTree) -> SavedState:

@@ -30,7 +30,7 @@ def search(directory: str, pattern: str) -> List[str]:
         OSError: A directory cannot be read.
     """
     parts = pattern.split("/")
-    if pattern.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in pattern:
+    if pattern.startswith("/") or any(name in ("", ".", "..") for name in parts) or "\0" in pattern:
         raise SearchError("the pattern {!r} is not a path below the directory".format(pattern[:200]))
     search_state = _Search(directory)
     return sorted(set(search_state.run("", parts, 0)))

@@ -88,6 +88,25 @@ def test_failure_before_the_certificate_is_rolled_back(migration: Migration, mon
     assert (view.state, view.error) == (migration_state.ROLLED_BACK, "the disk is full (make room)")
 
 
+def test_failure_beside_a_copy_that_trains_rolls_nothing_back(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process of a copied state directory has started the target; this one slept, and fails at what the other did.
+
+    On the old code it rolled back the run that the other had certified, and gave up its steps.
+    """
+    there = RunDirectory(tmp_path / "b", "r")
+    records.Command(records.RESTORE, 2, migration="m").write(there.attempt(2).command_file)
+    records.Status(
+        records.TRAINING, 11, 0, heartbeat=1.0, run_id="r", attempt=2, epoch=2, **records.this_process().to_json()
+    ).write(there.attempt(2).status())
+    failing = Step(phase_names.CUTOVER, raising(MidstreamError("attempt 2 of r runs here already")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
+    view = migration.directory.view()
+    assert view.state == migration_state.INTERRUPTED
+    assert "midstream --continue m continues it from there" in view.error
+
+
 @pytest.mark.parametrize(
     "error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")]
 )

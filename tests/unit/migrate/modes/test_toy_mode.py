@@ -16,6 +16,7 @@ from midstream.migrate.modes.cold import Cold
 from midstream.migrate.modes.mode import Mode
 from midstream.migrate.modes.work import Rates, Source, Work
 from midstream.migrate.planning import downtime_estimate, plan_estimate
+from midstream.migrate.planning.progress import Pace
 from midstream.tui.screens import plan_text
 from midstream.tui.screens.wizard_choices import mode_rows
 from support.migrations.sample_plan import PLAN, changed
@@ -58,10 +59,10 @@ def test_plan_of_a_registered_mode_is_read_and_described(patient: Mode) -> None:
 
 
 def test_estimates_are_those_of_the_registered_mode(patient: Mode) -> None:
-    work = Work(patient.name, 400_000_000, (0,), False, False, True, 0, 10, step=0.5, compile=40.0)
-    predicted: Mapping[str, float] = downtime_estimate.predict([], 400_000_000, patient.name)
-    assert predicted == downtime_estimate.predict([], 400_000_000, "cold")
-    assert stages.COMPILE not in plan_estimate.durations(work, 4.0, Rates()), "no standby compiles before"
+    work = Work(400_000_000, (0,), False, False, True, 0, 10, step=0.5, compile=40.0)
+    predicted: Mapping[str, float] = downtime_estimate.predict(patient, Pace(), 400_000_000)
+    assert predicted == downtime_estimate.predict(Cold(), Pace(), 400_000_000)
+    assert stages.COMPILE not in plan_estimate.durations(patient, work, 4.0, Rates()), "no standby compiles before"
 
 
 def test_an_unregistered_mode_is_refused_everywhere() -> None:

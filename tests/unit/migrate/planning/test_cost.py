@@ -11,9 +11,12 @@ import pytest
 from midstream.migrate.journal import cost, migration_directory
 from midstream.migrate.journal.facts import Copied, Facts
 from midstream.migrate.journal.journal import Journal
+from midstream.migrate.modes.cold import Cold
 from midstream.migrate.modes.registry import COLD, WARM
+from midstream.migrate.modes.warm import Warm
 from midstream.migrate.planning import downtime_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, Rates, past_migrations, rates_between
+from midstream.migrate.planning.progress import Pace
 from midstream.migrate.stages import DOWNTIME_PHASES
 from support.migrations.sample_plan import PLAN, changed
 
@@ -66,10 +69,10 @@ def test_rates_come_from_earlier_migrations_of_same_hosts() -> None:
     assert rates.step == 0.25
     assert rates.entries["copy"] == pytest.approx(6.0), "twice the state takes twice the time"
     assert rates.entries["quiesce"] == 0.25
-    predicted = downtime_estimate.predict([], 2 * BIG, WARM, rates)
+    predicted = downtime_estimate.predict(Warm(), Pace(), 2 * BIG, rates)
     assert predicted == {**dict.fromkeys(DOWNTIME_PHASES, 0.0), **rates.entries}
     assert (
-        downtime_estimate.predict([], 2 * BIG, COLD, rates_between(EARLIER, "r", "a", "b", COLD, BIG))["compile"]
+        downtime_estimate.predict(Cold(), Pace(), 2 * BIG, rates_between(EARLIER, "r", "a", "b", COLD, BIG))["compile"]
         == 30.0
     )
 
@@ -92,6 +95,6 @@ def test_look_back_finds_measurements_of_a_migration(tmp_path: Path, monkeypatch
 
 def test_without_measurements_default_rates_apply() -> None:
     assert rates_between(EARLIER, "r", "a", "c", WARM, BIG) == Rates()
-    slow = downtime_estimate.predict([], BIG, COLD, Rates(copy=1e6, step=3.0))
+    slow = downtime_estimate.predict(Cold(), Pace(), BIG, Rates(copy=1e6, step=3.0))
     assert slow["copy"] == pytest.approx(101.0)
     assert slow["first_step"] == 3.0

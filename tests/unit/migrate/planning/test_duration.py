@@ -22,11 +22,15 @@ from midstream.migrate.journal.stage_times import (
     stage_times,
 )
 from midstream.migrate.modes.assumptions import ENGINE_START_SECONDS
-from midstream.migrate.modes.registry import COLD, LIVE, WARM
+from midstream.migrate.modes.cold import Cold
+from midstream.migrate.modes.live import Live
+from midstream.migrate.modes.mode import Mode
+from midstream.migrate.modes.warm import Warm
 from midstream.migrate.modes.work import Rates, Work
 from midstream.migrate.planning import downtime_estimate, plan_estimate
 from midstream.migrate.planning.measured_rates import PastMigration, rates_between
 from midstream.migrate.planning.plan_description import describe
+from midstream.migrate.planning.progress import Pace, pace_of
 from midstream.migrate.steps import stage_clock
 from midstream.migrate.steps.stage_clock import StageClock
 from midstream.tui.screens import plan_text
@@ -35,7 +39,7 @@ from support.migrations.sample_plan import PLAN, changed
 
 SIZE = 400_000_000
 WORK = Work(
-    mode=WARM, checkpoint_bytes=SIZE, data_bytes=(SIZE,), copies_checkpoint=False, shared_store=False,
+    checkpoint_bytes=SIZE, data_bytes=(SIZE,), copies_checkpoint=False, shared_store=False,
     environment_ready=True, steps_compared=0, healthy_steps=100, step=0.5, compile=40.0,
 )  # fmt: skip
 GROUP = {"further_hosts": 3, "data_bytes": (SIZE, SIZE, SIZE, SIZE)}
@@ -43,7 +47,7 @@ EXPECTED = {"install": 10.0, "compile": None, "downtime": 5.0, "certify": 1.0, "
 
 
 def test_every_stage_of_a_warm_migration_is_estimated() -> None:
-    found = plan_estimate.durations(WORK, 4.0, Rates(copy=100e6, step=0.25))
+    found = plan_estimate.durations(Warm(), WORK, 4.0, Rates(copy=100e6, step=0.25))
     assert found == {
         "install": plan_estimate.READY_INSTALL_SECONDS,
         "data": 4.0,
@@ -59,13 +63,13 @@ def test_every_stage_of_a_warm_migration_is_estimated() -> None:
 
 
 def test_stages_follow_the_mode() -> None:
-    cold = plan_estimate.durations(replace(WORK, mode=COLD), 4.0, Rates())
+    cold = plan_estimate.durations(Cold(), WORK, 4.0, Rates())
     assert list(cold) == ["install", "data", "downtime", "certify", "healthy steps"]
-    chosen = plan_estimate.durations(replace(WORK, mode=COLD, copies_checkpoint=True), 4.0, Rates())
+    chosen = plan_estimate.durations(Cold(), replace(WORK, copies_checkpoint=True), 4.0, Rates())
     assert "checkpoint" in chosen
-    live = plan_estimate.durations(replace(WORK, mode=LIVE, replayed_steps=100), 0.0, Rates(step=0.25))
+    live = plan_estimate.durations(Live(), replace(WORK, replayed_steps=100), 0.0, Rates(step=0.25))
     assert live["replay"] == 50.0, "the replica gains two steps a second on the source"
-    too_slow = plan_estimate.durations(replace(WORK, mode=LIVE, replayed_steps=100), 0.0, Rates(step=0.6))
+    too_slow = plan_estimate.durations(Live(), replace(WORK, replayed_steps=100), 0.0, Rates(step=0.6))
     assert too_slow["replay"] is None
 
 
@@ -77,12 +81,12 @@ STANDBY = ["install", "data", "checkpoint", "start", "compile", "rehearse", *ALW
     ("changes", "rates", "expected"),
     [
         pytest.param(GROUP, Rates(), STANDBY, id="warm, to a group or a TPU slice of four hosts"),
-        pytest.param({"mode": COLD, **GROUP}, Rates(), ALWAYS, id="cold, to a group"),
+        pytest.param({"mode": Cold(), **GROUP}, Rates(), ALWAYS, id="cold, to a group"),
         pytest.param({"shared_store": True}, Rates(), STANDBY, id="warm, both ends read one bucket"),
         pytest.param({"shared_store": True, **GROUP}, Rates(), STANDBY, id="a TPU slice with a bucket"),
-        pytest.param({"mode": COLD, "shared_store": True}, Rates(), ALWAYS, id="cold, both ends read one bucket"),
+        pytest.param({"mode": Cold(), "shared_store": True}, Rates(), ALWAYS, id="cold, both ends read one bucket"),
         pytest.param(
-            {"mode": LIVE, "replayed_steps": 100}, Rates(step=0.25), [*STANDBY[:6], "replay", *ALWAYS[2:]], id="live"
+            {"mode": Live(), "replayed_steps": 100}, Rates(step=0.25), [*STANDBY[:6], "replay", *ALWAYS[2:]], id="live"
         ),
         pytest.param({"data_bytes": (0,)}, Rates(), STANDBY, id="the data is there, or in a bucket"),
         pytest.param({"healthy_steps": 0, "step": 0.0}, Rates(step=0.5), STANDBY, id="no healthy steps"),
@@ -91,17 +95,18 @@ STANDBY = ["install", "data", "checkpoint", "start", "compile", "rehearse", *ALW
 def test_estimate_has_the_stages_that_happen_and_no_other(
     changes: dict[str, Any], rates: Rates, expected: list[str]
 ) -> None:
-    work = replace(WORK, **changes)
+    mode: Mode = changes.get("mode", Warm())
+    work = replace(WORK, **{name: value for name, value in changes.items() if name != "mode"})
     predicted = downtime_estimate.predict(
-        [{"attempt": 1, "throughput/duration": 0.5}] * 20, SIZE, work.mode, rates,
+        mode, Pace(0.5, 0.5), SIZE, rates,
         copied_bytes=work.copied_bytes(rates),
     )  # fmt: skip
-    known, unknown = plan_estimate.downtime_seconds(work, predicted, rates)
+    known, unknown = plan_estimate.downtime_seconds(mode, work, predicted, rates)
     assert unknown == ()
-    found = plan_estimate.durations(work, sum(known.values()), rates)
+    found = plan_estimate.durations(mode, work, sum(known.values()), rates)
     assert list(found) == expected
     assert stages.unknown_stages(found) == ()
-    plan = changed(PLAN, mode=work.mode, checkpoint_bytes=SIZE, predicted_seconds=known, unknown=(), duration=found)
+    plan = changed(PLAN, mode=mode.name, checkpoint_bytes=SIZE, predicted_seconds=known, unknown=(), duration=found)
     for text in ("\n".join(describe(plan)), plan_text.describe(plan, UNICODE).plain):
         assert "unknown" not in text, text
         assert "at least" not in text, text
@@ -111,20 +116,20 @@ def test_estimate_has_the_stages_that_happen_and_no_other(
 
 
 def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
-    alone = plan_estimate.durations(WORK, 4.0, Rates())
-    group = plan_estimate.durations(replace(WORK, **GROUP), 4.0, Rates())
+    alone = plan_estimate.durations(Warm(), WORK, 4.0, Rates())
+    group = plan_estimate.durations(Warm(), replace(WORK, **GROUP), 4.0, Rates())
     assert alone["data"] == alone["checkpoint"] == 2.0
     assert group["data"] == group["checkpoint"] == 8.0, "the first host sends them to three others"
-    lacking = plan_estimate.durations(replace(WORK, **{**GROUP, "data_bytes": (0, SIZE, 0, 0)}), 4.0, Rates())
+    lacking = plan_estimate.durations(Warm(), replace(WORK, **{**GROUP, "data_bytes": (0, SIZE, 0, 0)}), 4.0, Rates())
     assert lacking["data"] == 2.0, "one of the others lacks the data"
-    measured = plan_estimate.durations(replace(WORK, **GROUP), 4.0, Rates(copy=100e6))
+    measured = plan_estimate.durations(Warm(), replace(WORK, **GROUP), 4.0, Rates(copy=100e6))
     assert measured["data"] == measured["checkpoint"] == 4.0, "a measured rate is that of the copies to all hosts"
-    bucket = plan_estimate.durations(replace(WORK, shared_store=True, checkpoint_bytes=0), 4.0, Rates())
+    bucket = plan_estimate.durations(Warm(), replace(WORK, shared_store=True, checkpoint_bytes=0), 4.0, Rates())
     assert bucket["checkpoint"] == 0.0
 
     def copy_seconds(work: Work) -> float:
         copied = work.copied_bytes(Rates())
-        return downtime_estimate.predict([], SIZE, COLD, Rates(), copied_bytes=copied)["copy"]
+        return downtime_estimate.predict(Cold(), Pace(), SIZE, Rates(), copied_bytes=copied)["copy"]
 
     assert copy_seconds(WORK) == 3.0
     assert copy_seconds(replace(WORK, **GROUP)) == 9.0
@@ -133,7 +138,7 @@ def test_bytes_count_once_per_host_and_never_for_a_shared_bucket() -> None:
 
 def test_what_nothing_has_measured_is_unknown() -> None:
     new = replace(WORK, checkpoint_bytes=0, data_bytes=None, environment_ready=False, step=0.0, compile=None)
-    found = plan_estimate.durations(new, None, Rates())
+    found = plan_estimate.durations(Warm(), new, None, Rates())
     unknown = stages.unknown_stages(found)
     assert unknown == ("install", "data", "checkpoint", "compile", "rehearse", "downtime", "healthy steps")
     assert stages.total_text(found) == f"at least 7.0s, with {', '.join(unknown)} unknown"
@@ -154,36 +159,36 @@ def test_compilation_is_known_where_the_first_step_included_it() -> None:
     def curve(first: float) -> list[dict[str, Any]]:
         return [{"attempt": 1, "throughput/duration": each} for each in (first, *[0.5] * 20)]
 
-    assert plan_estimate.compile_seconds(curve(30.5)) == 30.0
-    assert plan_estimate.compile_seconds(curve(0.6)) is None
-    assert plan_estimate.compile_seconds([]) is None
-    assert plan_estimate.compile_seconds(curve(0.6), 22.5) == 22.5, "the engine compiles before the first step"
-    assert plan_estimate.compile_seconds(curve(0.6), 0.1) is None, "the programs were in the cache"
+    assert pace_of(curve(30.5)).compile_seconds() == 30.0
+    assert pace_of(curve(0.6)).compile_seconds() is None
+    assert pace_of([]).compile_seconds() is None
+    assert pace_of(curve(0.6)).compile_seconds(22.5) == 22.5, "the engine compiles before the first step"
+    assert pace_of(curve(0.6)).compile_seconds(0.1) is None, "the programs were in the cache"
 
 
 def test_earlier_migrations_estimate_their_stages() -> None:
     def past(run: str, source: str, target: str, ready: bool, **measured: float) -> PastMigration:
-        return PastMigration(run, source, target, WARM, SIZE, stages=measured, environment_ready=ready)
+        return PastMigration(run, source, target, "warm", SIZE, stages=measured, environment_ready=ready)
 
     earlier = [
         past("r", "lab", "pod", True, install=3.0, compile=90.0, rehearse=7.0),
         past("x", "other", "pod", False, install=200.0, start=11.0, compile=5.0),
         past("r", "lab", "elsewhere", False, install=999.0),
     ]
-    rates = rates_between(earlier, "r", "lab", "pod", WARM, SIZE)
-    ready = plan_estimate.durations(WORK, 4.0, rates)
+    rates = rates_between(earlier, "r", "lab", "pod", "warm", SIZE)
+    ready = plan_estimate.durations(Warm(), WORK, 4.0, rates)
     assert (ready["install"], ready["start"], ready["compile"], ready["rehearse"]) == (3.0, 11.0, 90.0, 7.0)
-    missing = plan_estimate.durations(replace(WORK, environment_ready=False), 4.0, rates)
+    missing = plan_estimate.durations(Warm(), replace(WORK, environment_ready=False), 4.0, rates)
     assert missing["install"] == 200.0, "the build on the same host, also for another run"
 
 
 def unsaved() -> Plan:
     """Return the plan of a run that has not saved yet."""
     work = replace(WORK, checkpoint_bytes=0)
-    predicted = downtime_estimate.predict([{"attempt": 1, "throughput/duration": 0.5}] * 20, 0, WARM, Rates())
-    known, unknown = plan_estimate.downtime_seconds(work, predicted, Rates())
-    return changed(PLAN, mode=WARM, checkpoint_bytes=0, predicted_seconds=known, unknown=unknown,
-                   duration=plan_estimate.durations(work, None, Rates()))  # fmt: skip
+    predicted = downtime_estimate.predict(Warm(), Pace(0.5, 0.5), 0, Rates())
+    known, unknown = plan_estimate.downtime_seconds(Warm(), work, predicted, Rates())
+    return changed(PLAN, checkpoint_bytes=0, predicted_seconds=known, unknown=unknown,
+                   duration=plan_estimate.durations(Warm(), work, None, Rates()))  # fmt: skip
 
 
 def test_changed_products_are_in_the_columns_of_the_plan() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from midstream.errors import MidstreamError
 from midstream.launch.engine_flags import engine_flags
 from midstream.migrate.journal.request import Request
-from midstream.migrate.planning import memory_fit, plan_parts
+from midstream.migrate.planning import memory_fit, plan_shape
 from midstream.migrate.planning.batch_shape import batch_shape
 from midstream.watch.snapshot import Accelerator
 from midstream_core.records import ArrayEntry
@@ -135,7 +135,7 @@ def test_plan_names_the_flag_that_removes_a_lower_limit() -> None:
         contents: Any = SimpleNamespace(config={**CONFIG, "trainer": trainer}, trainer=trainer, arrays=ARRAYS)
         machine = SimpleNamespace(accelerators=accelerators)
         snapshot: Any = SimpleNamespace(host=lambda _: SimpleNamespace(machine=machine))
-        shape, _ = plan_parts.plan_shape(snapshot, Request("r", "one", overrides=overrides), ends, contents)
+        shape, _ = plan_shape.plan_shape(snapshot, Request("r", "one", overrides=overrides), ends, contents)
         return shape.memory.rpartition("; ")[2]
 
     hint = "without the run's limit up to 32 examples at a time: -- --trainer.per_device_parallelism -1"

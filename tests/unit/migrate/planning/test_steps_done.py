@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from midstream.migrate.planning.source_run import steps_done
+from midstream.migrate.planning.progress import steps_done
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 

@@ -28,7 +28,7 @@ def choose(screen: MidstreamScreen, run: RunView, shown: list[str], chosen: Call
     actions = screen.midstream.actions
 
     def work() -> None:
-        flat = resolved_config.flat(resolved_config.value_of(actions.config(run, run.attempt)) or {})
+        flat = resolved_config.fields(actions.config(run, run.attempt))
         screen.app.call_later(partial(_ask, screen, flat, shown, chosen))
 
     screen.in_background(work)

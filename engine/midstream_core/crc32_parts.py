@@ -48,7 +48,8 @@ class MemberParts:
     """The parts of a member that were read, and their CRCs."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._read = size, dict[int, tuple[int, int]]()  # by start: end, CRC
+        self._size = size
+        self._read: dict[int, tuple[int, int]] = {}  # by start: end, CRC
         self._lock = threading.Lock()
 
     def add(self, start: int, end: int, crc: int) -> bool | None:
@@ -78,6 +79,6 @@ class MemberParts:
     def combined(self) -> int:
         """Return the CRC of the member; there must be no gaps."""
         crc = 0
-        for start, (end, part) in sorted(self._read.items()):
-            crc = combined(crc, part, end - start)
+        for start, (end, part_crc) in sorted(self._read.items()):
+            crc = combined(crc, part_crc, end - start)
         return crc

@@ -1,0 +1,1 @@
+"""A run's report: one static page of HTML that loads nothing."""
