@@ -117,7 +117,7 @@ RUNS = Fields(
         Field("run", Kind.TEXT, lambda run, _: run.run_id, column=Column("RUN", widest=32, name=True)),
         Field(
             "name", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).name, timed=True,
-            column=Column("NAME", widest=32, name=True, drop=5, optional=True), about="given with `E`",
+            column=Column("NAME", widest=32, name=True, drop=5, optional=True), about="given with `B`",
         ),
         Field("host", Kind.TEXT, lambda run, _: run.host, column=Column("HOST", widest=20, name=True)),
         Field("state", Kind.TEXT, lambda run, _: run.state, column=Column("STATE")),
@@ -163,11 +163,11 @@ RUNS = Fields(
         ),
         Field(
             "tags", Kind.LIST, _tags, timed=True, column=Column("TAGS", drop=4, widest=30, optional=True),
-            about="of its [tracker](configuration.md), and those given with `E`",
+            about="of its [tracker](configuration.md), and those given with `B`",
         ),
         Field(
             "note", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).note, timed=True,
-            column=Column("NOTE", drop=6, optional=True), about="given with `E`",
+            column=Column("NOTE", drop=6, optional=True), about="given with `B`",
         ),
         Field(
             "project", Kind.TEXT, lambda run, _: run_facts.project(run),

@@ -1,4 +1,4 @@
-"""Names, tags and notes that the user gives to runs, in `$MIDSTREAM_STATE/labels.json`.
+"""Names, tags and notes of runs, in `$MIDSTREAM_STATE/labels.json`.
 
 The id of a run stays what it is on all hosts: a name is shown beside it.
 """

@@ -1,4 +1,4 @@
-"""Keys that the user has chosen, in `$MIDSTREAM_KEYS` or `~/.config/midstream/keys.yaml`."""
+"""Own keys, in `$MIDSTREAM_KEYS` or `~/.config/midstream/keys.yaml`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _refuse_clashes(file: Path, found: Mapping[str, tuple[str, ...]]) -> None:
 
 
 def use(app: App[int], keys: Mapping[str, tuple[str, ...]]) -> None:
-    """Bind the own keys in place of those of the table, and show them in hints and help."""
+    """Bind the own keys, and show them in hints and help."""
     commands.OWN_KEYS.clear()
     commands.OWN_KEYS.update(keys)
     app.set_keymap({name: ",".join(map(_named, own)) for name, own in keys.items()})

@@ -39,7 +39,7 @@ async def test_run_is_named_tagged_and_annotated_and_the_edit_undone() -> None:
     async with app.run_test(size=(200, 30), notifications=True) as pilot:
         await settle(pilot)
         assert "NAME" not in screen_text(app), "an empty column is not shown"
-        await pilot.press("E")
+        await pilot.press("B")
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))
         await pilot.press(*"baseline", "down", *"lr,", *"wide", "down", *"see issue 12", "enter")
         await settle(pilot, lambda: "baseline" in line_with(screen_text(app), "alpha", "training"))
@@ -137,3 +137,11 @@ def test_missing_key_file_changes_nothing(tmp_path: Path) -> None:
 def test_each_command_has_an_id_of_its_own() -> None:
     ids = [command.id for command in commands.COMMANDS]
     assert len(ids) == len(set(ids)), sorted(name for name in ids if ids.count(name) > 1)
+
+
+def test_no_key_has_two_commands_on_one_screen() -> None:
+    for scope in commands.SCOPES:
+        taken: dict[str, str] = {}
+        for command in commands.of(scope):
+            for key in command.keys:
+                assert taken.setdefault(key, command.name) == command.name, (scope, key)
