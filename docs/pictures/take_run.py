@@ -2,8 +2,8 @@
 
     python docs/pictures/take_run.py [STEPS]
 
-It trains `configs/gpt2_nano.yaml` on a local host, migrates it to another one after STEPS updates, and opens the terminal
-UI in tmux, where the key P saves each picture.
+It trains `configs/gpt2_nano.yaml` on a local host, migrates it to another one after STEPS updates, and opens the
+terminal UI in tmux, where the key P saves each picture.
 """
 
 from __future__ import annotations
