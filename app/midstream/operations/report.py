@@ -96,7 +96,7 @@ def collect_report(hosts: HostPool, snapshot: Snapshot, run: RunView) -> RunRepo
         config,
         changes,
         failure.reason if failure is not None else "",
-        (*missing, *costs.not_known),
+        (*missing, *(line for line in costs.not_known if line not in costs.not_known_of_hosts)),
     )
 
 

@@ -43,6 +43,7 @@ def test_report_is_a_page_with_what_the_run_shows(
     assert main(["--report", "run", str(path), "--fleet", fleet, "--json"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["run"], last["file"], last["migrations"]) == ("run", str(path), 0)
+    assert last["not_known"] == [], "the hours of a host without a process are not in it"
     text = path.read_text()
     found = HtmlPage(text)
     assert found.problems == []
