@@ -10,6 +10,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.hosts.deadline import Deadline
 from midstream.operations.import_run import MODULE, HostPath, follow_converter, host_path_of
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_core.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ def checkpoint_at(run: RunView, step: int | None) -> ListedCheckpoint:
     Raises:
         UsageError: There is none.
     """
-    complete = [each for each in run.checkpoints if each.complete and each.accepted]
-    chosen = [each for each in complete if step is None or each.step == step]
-    if not chosen:
-        steps = ", ".join(str(number) for number in sorted({each.step for each in complete})) or "none"
+    chosen = newest_checkpoint(checkpoint for checkpoint in run.usable if step is None or checkpoint.step == step)
+    if chosen is None:
+        steps = ", ".join(map(str, sorted({checkpoint.step for checkpoint in run.usable}))) or "none"
         what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise UsageError(f"{run.run_id} on {run.host} has {what}", f"complete: {steps}")
-    return max(chosen, key=lambda each: (each.step, each.attempt))
+    return chosen
 
 
 def default_output(run: RunView, checkpoint: str, form: str) -> str:

@@ -123,7 +123,8 @@ class Guard:
                 self._notify(notify.FINISHED, verdict.reason)
                 return Exit.DONE
             if verdict.kind == FAILED and duration >= EVIDENCE_DURATION:
-                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that")
+                restart = f"midstream --restart {self.run_id} starts it there again"
+                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that; {restart}")
                 return Exit.FAILED
             if run is not None and run.damaged and duration >= EVIDENCE_DURATION:
                 self._report_once(
