@@ -81,7 +81,10 @@ def page(report: RunReport) -> str:
 
 
 def _without_migrations(report: RunReport) -> str:
-    """Return the words for a report without a migration: this machine may not have its journal."""
+    """Return the words for a report without a migration.
+
+    This machine may not have its journal.
+    """
     lineage = report.run.lineage
     if lineage is None:
         return "It is not known whether it was migrated: its lineage cannot be read."
