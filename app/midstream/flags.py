@@ -33,7 +33,17 @@ EXPORT_FORMATS = ("huggingface",)
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
-_CONSENT = ("--launch", "--restart", "--migrate", "--guard", "--rollback", "--repair", "--delete", "--clean")
+_CONSENT = (
+    "--init-run",
+    "--launch",
+    "--restart",
+    "--migrate",
+    "--guard",
+    "--rollback",
+    "--repair",
+    "--delete",
+    "--clean",
+)
 
 
 def parser() -> FlagParser:
@@ -77,6 +87,10 @@ def _add_look(flags: FlagParser) -> None:
     look = flags.section("look at runs")
     look.mode("--status", action="store_true", help="print hosts, runs and checkpoints once")
     look.flag("--filter", of=("--status",), metavar="EXPR", help="only the runs that pass a filter: 'loss<2.5 age>5m'")
+    look.flag(
+        "--columns", of=("--status",), metavar="NAME[,NAME...]",
+        help="a table of runs with these fields: run,state,left,config.optimizer.learning_rate",
+    )  # fmt: skip
     look.mode("--cost", action="store_true", help="print hours and money by host, run and migration")
     look.mode(
         "--compare", metavar="RUN|CONFIG", needs=("--with",), engine=True, completes="runs",
@@ -283,7 +297,9 @@ def _add_recover(flags: FlagParser) -> None:
         "--save-first", of=("--delete",), action="store_true",
         help="save and stop the runs that train there, before their slice is deleted",
     )  # fmt: skip
-    recover.flag("--yes", of=_CONSENT, action="store_true", help="agree to the loss, price or deletion that is named")
+    recover.flag(
+        "--yes", of=_CONSENT, action="store_true", help="agree to the loss, price, deletion or program that is named"
+    )
 
 
 def _add_checkpoints(flags: FlagParser) -> None:

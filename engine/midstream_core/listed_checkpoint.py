@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Dict
+from typing import Dict, Iterable, Optional, Tuple
 
 from midstream_core.json_types import JsonValue
 from midstream_core.records import CHECKPOINT_NAME
@@ -30,6 +30,21 @@ class ListedCheckpoint:
     damaged: str = ""  # why its manifest, which exists, cannot be read
     start: int = 0  # number of the start that committed it
 
+    @property
+    def usable(self) -> bool:
+        """Whether a run can continue from it: complete, and accepted by the fence."""
+        return self.complete and self.accepted
+
+    @property
+    def order(self) -> Tuple[int, int]:
+        """Sort key: the newest checkpoint of the newest attempt is last."""
+        return self.step, self.attempt
+
     def to_json(self) -> Dict[str, JsonValue]:
         """Return its fields by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def newest_checkpoint(checkpoints: Iterable[ListedCheckpoint]) -> Optional[ListedCheckpoint]:
+    """Return the newest of some checkpoints; None without any."""
+    return max(checkpoints, key=lambda checkpoint: checkpoint.order, default=None)

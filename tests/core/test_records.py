@@ -82,7 +82,7 @@ def test_earlier_seal_limits_all_earlier_epochs() -> None:
 
 def test_fence_epoch_never_decreases() -> None:
     fence = records.first_fence("a").sealed(2, "b", 100)
-    with pytest.raises(records.RecordError, match="already at epoch 2"):
+    with pytest.raises(records.RecordError, match="already at ownership 2"):
         fence.sealed(2, "c", 100)
 
 

@@ -123,4 +123,4 @@ def test_adopted_trainer_whose_driver_is_killed_stays_fenced(make: Callable[...,
         assert theirs.poll() is None
         records.Fence(2, "there", 0, []).write(driver.paths.fence)
         assert theirs.wait(TIMEOUT) == -signal.SIGKILL
-        driver.wait("the line", lambda: "has passed to there (epoch 2): process" in log.read_text())
+        driver.wait("the line", lambda: "has passed to there (ownership 2): process" in log.read_text())

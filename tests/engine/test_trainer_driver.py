@@ -17,7 +17,6 @@ from midstream_core.attempt import start_number
 from midstream_host.driver import recorded_checkpoints
 from midstream_host.driver.attempt_group import AttemptGroup
 from midstream_host.driver.attempt_place import AttemptPlace
-from midstream_host.driver.metrics_tail import read_rows
 from support.trainers.script_trainer import write_node_script, write_script
 from support.trainers.trainer_drivers import TIMEOUT, Driver, drivers
 
@@ -244,7 +243,7 @@ def test_superseded_driver_ends_its_trainer(make: Callable[..., Driver]) -> None
     driver.start_node(0)  # as a requeued job does
     driver.wait("a checkpoint of the newest start", lambda: recorded_checkpoints.usable(driver.paths)[-1].start == 3)
     assert records.Fence.read(driver.paths.fence).order == (1, 3)
-    starts = [row["start_number"] for row in read_rows(driver.files.metrics)]
+    starts = [row["start_number"] for row in records.parse_metrics(Path(driver.files.metrics).read_text().splitlines())]
     assert (starts[0], starts[-1]) == (1, 3), "each row names the start that wrote it"
 
 

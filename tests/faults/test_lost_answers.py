@@ -27,7 +27,7 @@ PATIENCE = 240.0  # seconds: a tenth of the longest wait for an attempt
 CONTINUED = 3  # times that a migration is continued at most
 # Calls with an effect that each migration of a mode makes; it makes others too.
 BOTH = ("runs.ownership.acquire", "runs.ownership.send_command", "runs.run_state.claim_attempt", "runs.attempts.start")
-WITH_STANDBY = (*BOTH, "runs.run_state.pin", "runs.standby_state.put_config", "runs.standby_state.take_over")
+WITH_STANDBY = (*BOTH, "runs.checkpoint_pins.pin", "runs.standby_state.put_config", "runs.standby_state.take_over")
 EFFECTS = {WARM: WITH_STANDBY, LIVE: WITH_STANDBY, COLD: (*BOTH, "runs.ownership.put_fence")}
 
 

@@ -111,7 +111,7 @@ def test_later_migration_says_where_the_run_is(
     out, errors = follower.communicate(timeout=300)
     assert follower.returncode == 1, errors
     assert directory.view().state == "moved on"
-    assert "r: moved on: another migration has taken r from one to three (epoch 2) (midstream --status" in out
+    assert "r: moved on: another migration has taken r from one to three (ownership 2) (midstream --status" in out
     assert "--launch" not in out
     assert third.running
     assert not source.running

@@ -27,7 +27,7 @@ def root(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(run: RunDirectory) -> RunDirectory:
-    """Return the run directory, with a fence of epoch 1."""
+    """Return the run directory, with a fence of ownership 1."""
     run.fence(1)
     return run
 
@@ -56,14 +56,31 @@ def test_one_of_many_acquires_the_migration_lock(root: str) -> None:
 def test_owner_may_acquire_again_and_release(root: str) -> None:
     assert acquire(root, "a").epoch == 1
     acquire(root, "a")
-    ownership.release(root, "run", "b")
+    ownership.release(root, "run", "b", 2, "there")
     with pytest.raises(run_state.RefusedError, match="by migration a"):
         acquire(root, "b")
-    ownership.release(root, "run", "a")
+    ownership.release(root, "run", "a", 2, "there")
     acquire(root, "b")
     lock = ownership.migration_lock(root, "run")
     assert lock is not None
     assert lock.migration == "b"
+
+
+@pytest.mark.parametrize("acquired", [True, False])
+@pytest.mark.usefixtures("run")
+def test_migration_that_was_rolled_back_acquires_no_lock(root: str, acquired: bool) -> None:
+    """A process with a copy of its files went on: on the old code it migrated the run after all."""
+    if acquired:
+        acquire(root, "a")
+    ownership.release(root, "run", "a", 2, "there")
+    assert ownership.migration_lock(root, "run") is None
+    with pytest.raises(run_state.RefusedError, match="migration a was rolled back by another process"):
+        acquire(root, "a")
+    acquire(root, "b")
+    ownership.release(root, "run", "a", 2, "there")
+    lock = ownership.migration_lock(root, "run")
+    assert lock is not None
+    assert lock.migration == "b", "another one's lock stays"
 
 
 @pytest.mark.usefixtures("run")
@@ -78,7 +95,7 @@ def test_begun_epoch_stays_with_its_migration(root: str, run: RunDirectory) -> N
     acquire(root, "a", seconds=-1.0)
     run.fence(2, "target of a", 5)
     assert acquire(root, "a").epoch == 2, "the same migration continues"
-    with pytest.raises(run_state.RefusedError, match=r"has migrated to target of a \(epoch 2\)"):
+    with pytest.raises(run_state.RefusedError, match=r"has migrated to target of a \(ownership 2\)"):
         acquire(root, "b")
     acquire(root, "b", epoch=3)
     with pytest.raises(run_state.RefusedError, match="has migrated to"):
@@ -103,6 +120,42 @@ def test_commands_and_fences_of_other_migrations_are_refused(root: str, run: Run
     assert ownership.seal(root, "run", 2, "target of a", 5, migration="a").epoch == 2
 
 
+def test_lock_is_not_released_while_its_command_to_stop_waits(root: str, run: RunDirectory) -> None:
+    """Another process of the migration may send it after the rollback has looked for one."""
+    run.status(1, records.TRAINING, 5)
+    acquire(root, "a")
+    stop = {**STOP, "owner": "target of a", "migration": "a"}
+    ownership.send_command(root, "run", 1, stop)
+    with pytest.raises(run_state.RefusedError, match="has commanded attempt 1 of run to stop by now"):
+        ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is not None
+    ownership.send_command(root, "run", 1, {"action": records.SAVE, "epoch": 1, "migration": "a"})
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is None
+
+
+def test_lock_is_not_released_while_the_run_is_sealed_for_it(root: str, run: RunDirectory) -> None:
+    acquire(root, "a")
+    ownership.seal(root, "run", 2, "target of a", 5, migration="a")
+    with pytest.raises(run_state.RefusedError, match="another process of migration a has sealed run run by now"):
+        ownership.release(root, "run", "a", 2, "target of a")
+    back = records.Fence.read(run.paths.fence).rolled_back("here", 5)
+    ownership.put_fence(root, "run", back.to_json(), migration="a")
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is None
+
+
+def test_command_to_seal_is_refused_after_a_rollback(root: str, run: RunDirectory) -> None:
+    """A process that was suspended would stop the engine that the rollback has started."""
+    run.attempt(3)
+    acquire(root, "a")
+    sealed = ownership.seal(root, "run", 2, "target of a", 5, migration="a")
+    ownership.put_fence(root, "run", sealed.rolled_back("here", 5).to_json(), migration="a")
+    with pytest.raises(run_state.RefusedError, match=r"run run belongs to here \(ownership 3\) by now"):
+        ownership.send_command(root, "run", 3, {**STOP, "owner": "target of a", "migration": "a"})
+    assert not os.path.exists(run.attempt(3).command_file)
+
+
 def test_standby_on_former_source_accepts_newer_epochs_only(root: str, run: RunDirectory) -> None:
     """A standby on a former source, where the lock of the finished migration is left."""
     run.attempt(1)
@@ -116,16 +169,16 @@ def test_standby_on_former_source_accepts_newer_epochs_only(root: str, run: RunD
 
 @pytest.mark.usefixtures("run")
 def test_rollback_and_next_migration_share_no_epoch(root: str) -> None:
-    """Only one of a rollback and the next migration from its target gets epoch 3."""
+    """Only one of a rollback and the next migration from its target gets ownership 3."""
     there = records.first_fence("here").sealed(2, "there", 5)
     back = there.rolled_back("here", 5)
     ownership.put_fence(root, "run", there.to_json(), migration="first")
     acquire(root, "second", epoch=3)
     with pytest.raises(run_state.RefusedError, match="by migration second"):
         ownership.put_fence(root, "run", back.to_json(), migration="first")
-    ownership.release(root, "run", "second")
+    ownership.release(root, "run", "second", 3, "there")
     ownership.put_fence(root, "run", back.to_json(), migration="first")
-    with pytest.raises(run_state.RefusedError, match=r"has migrated to here \(epoch 3\)"):
+    with pytest.raises(run_state.RefusedError, match=r"has migrated to here \(ownership 3\)"):
         acquire(root, "second", epoch=3)
 
 
@@ -204,7 +257,7 @@ def test_seal_of_a_migration_without_lock_is_refused(root: str, run: RunDirector
     seals = {**STOP, "migration": "a", "owner": "b", "epoch": 2}
     acquire(root, "a")
     assert ownership.send_command(root, "run", 1, seals) == 1
-    ownership.release(root, "run", "a")
+    ownership.release(root, "run", "a", 2, "there")
     with pytest.raises(run_state.RefusedError, match="migration a has no lock on run run any more"):
         ownership.send_command(root, "run", 1, {**seals, "step": 7})
     assert ownership.send_command(root, "run", 1, {**STOP, "owner": "", "migration": "a"}) == 2, "it seals nothing"

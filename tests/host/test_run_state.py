@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from midstream_core import records
-from midstream_host.runs import ownership, run_state
+from midstream_host.runs import checkpoint_pins, ownership, run_state
 from support.run_directory import RunDirectory, dead_process
 
 
@@ -120,7 +120,7 @@ def test_exited_source_is_sealed_once(root: str, run: RunDirectory) -> None:
     sealed = ownership.seal(root, "run", 2, "there", 5)
     assert (sealed.epoch, sealed.owner, sealed.sealed_step) == (2, "there", 5)
     assert ownership.seal(root, "run", 2, "there", 5) == sealed, "repeating it changes nothing"
-    with pytest.raises(records.RecordError, match="already at epoch 2"):
+    with pytest.raises(records.RecordError, match="already at ownership 2"):
         ownership.seal(root, "run", 2, "elsewhere", 5)
     fence = records.Fence.read(run.paths.fence)
     assert fence.accepts(1, 5)
@@ -134,7 +134,7 @@ def test_put_fence_refuses_lower_epochs(root: str, run: RunDirectory) -> None:
     assert ownership.put_fence(root, "run", second.to_json()).epoch == 2
     assert ownership.put_fence(root, "run", second.to_json()).epoch == 2
     for old in (first, first.sealed(2, "elsewhere", 5)):
-        with pytest.raises(run_state.RefusedError, match="epoch 2"):
+        with pytest.raises(run_state.RefusedError, match="ownership 2"):
             ownership.put_fence(root, "run", old.to_json())
     assert records.Fence.read(run.paths.fence) == second
 
@@ -162,11 +162,11 @@ def test_pins_last_until_expiry_or_unpin(root: str, run: RunDirectory) -> None:
     def pinned() -> list[str]:
         return [checkpoint.name for checkpoint in run_state.describe(root, "run").checkpoints if checkpoint.pinned]
 
-    run_state.pin(root, "run", "m1", name, time.time() + 60)
-    run_state.pin(root, "run", "m2", other, time.time() - 1)
+    checkpoint_pins.pin(root, "run", "m1", name, time.time() + 60)
+    checkpoint_pins.pin(root, "run", "m2", other, time.time() - 1)
     assert pinned() == [name]
-    run_state.unpin(root, "run", "m1")
-    run_state.unpin(root, "run", "m1")
+    checkpoint_pins.unpin(root, "run", "m1")
+    checkpoint_pins.unpin(root, "run", "m1")
     assert pinned() == []
 
 

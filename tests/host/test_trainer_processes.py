@@ -99,3 +99,18 @@ def test_no_program_is_chosen_without_evidence(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="nothing shows which of them trains") as refused:
             launcher_of(look(str(tmp_path)))
         assert "end " not in refused.value.hint
+
+
+def test_interpreter_of_a_virtual_environment_is_the_one_in_it(tmp_path: Path) -> None:
+    """`python` of an activated environment gave the system's interpreter, which lacks its packages."""
+    link = tmp_path / "venv" / "bin" / "python"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(sys.executable)
+    for line in ("PATH=venv/bin:$PATH exec python", "exec venv/bin/python"):
+        code = "import time; open('ready', 'w').write(''); time.sleep(600)"
+        with running(f"{line} -c {shlex.quote(code)}", tmp_path):
+            launcher = launcher_of(look(str(tmp_path)))
+            assert launcher is not None
+            assert launcher.executable == str(link)
+        (tmp_path / "ready").unlink()
+    assert look(str(tmp_path)).interpreters == [str(link)]

@@ -326,7 +326,7 @@ def test_stale_source_copy_is_refused_by_fence(still_training: tuple[Path, Run],
         refused(midstream(*signed), 2, "nano belongs to here by a signed record (ownership 1)")
     os.unlink(old.ownership)  # a run of an earlier version: its fence alone
     refused(midstream(*launch), 2, "elsewhere")
-    refused(midstream(*migrate), 2, "was handed to elsewhere (epoch 2)", "the fleet file does not name")
+    refused(midstream(*migrate), 2, "was handed to elsewhere (ownership 2)", "the fleet file does not name")
     # With --source-lost, too, a checkpoint past the seal does not belong to this run.
     past = str(step_of(run.checkpoints()[-1]))
     refused(midstream(*migrate, "--source-lost", "--checkpoint", past), 2, f"no complete checkpoint at step {past}")

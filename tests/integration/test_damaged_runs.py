@@ -150,7 +150,7 @@ def test_fence_is_repaired_from_other_host(fleet: Fleet, where: str) -> None:
         if str(fleet.roots[where]) in run.paths.dir:
             held = damage(run.paths.fence)
             [line] = fleet.repaired("solo")
-            assert any("fence.json: epoch 2, owner there" in each for each in line["evidence"])
+            assert any("fence.json: ownership 2, owner there" in each for each in line["evidence"])
             assert json.loads(Path(run.paths.fence).read_bytes()) == json.loads(held)
 
 
@@ -177,14 +177,14 @@ def test_fence_repair_refuses_checkpoint_of_higher_epoch(fleet: Fleet) -> None:
     damage(target.paths.fence)
     target.checkpoint(20, 3, 3)
     line = fleet.refused("--repair", "solo", "--yes")
-    assert "there: step-20-a003 is of epoch 3, and no copy of its fence can be read" in line
+    assert "there: step-20-a003 is of ownership 3, and no copy of its fence can be read" in line
 
 
 def test_fence_repair_refuses_run_that_may_be_sealed(fleet: Fleet, run: RunDirectory) -> None:
     damage(run.paths.fence)
     records.MigrationLock("m-2", 2, "there", 0.0).write(run.paths.migration_lock)
     line = fleet.refused("--repair", "solo", "--yes")
-    assert "migration m-2 has the run on here, and may have sealed it for epoch 2 (owner there)" in line
+    assert "migration m-2 has the run on here, and may have sealed it for ownership 2 (owner there)" in line
 
 
 def test_fence_of_sealed_run_is_repaired_from_command(fleet: Fleet, run: RunDirectory) -> None:

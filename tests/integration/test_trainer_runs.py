@@ -161,7 +161,7 @@ def test_running_trainer_is_described_adopted_and_advised(
         assert written.code == 0, written.stderr
         found = Path("run.yaml").read_text()
         assert "trainer: script" in found
-        assert "{python} train.py --out out --steps 20000" in found
+        assert "{python} train.py --out {out} --steps 20000" in found
         refused(midstream("--fleet", fleet, "--adopt", f"here:{directory}"), 2, "has no run.yaml", "--init-run")
         private = tmp_path / "private-key"  # of this machine: a run file of a host names none of its files
         private.write_text("PRIVATE KEY")

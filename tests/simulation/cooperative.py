@@ -28,7 +28,7 @@ REAL_CLOCK = time.perf_counter
 LONGEST = 1.5 * 86400.0  # virtual seconds after which a simulation that is not at its end counts as a wait without one
 
 
-QUANTUM = 0.25  # seconds that a short sleep or wait takes at least: polls of a file need no better clock
+QUANTUM = 0.5  # seconds that a short sleep or wait takes at least: polls of a file need no better clock
 
 
 class EndlessWaitError(AssertionError):
@@ -71,6 +71,7 @@ class Scheduler:
         self.now = 0.0  # seconds since the beginning
         self.random = random.Random(0)  # draws which task runs next
         self.names = random.Random(0)  # draws what programs draw: ids and tokens
+        self.seeds = random.Random(0)  # draws the seeds of programs' generators
         self.greenlet = getcurrent()
         self.current: Task | None = None
         self._ready: list[Task] = []
@@ -83,6 +84,8 @@ class Scheduler:
         """Forget all tasks, and begin again with another seed."""
         self.now, self.current, self._entered = 0.0, None, None
         self.random, self.names = random.Random(f"tasks {seed}"), random.Random(f"names {seed}")
+        self.seeds = random.Random(f"seeds {seed}")
+        random.seed(f"programs {seed}")
         self._ready, self._deadlines = [], []
 
     def start(self, run: Callable[[], object], owner: Owner | None, name: str) -> Task:
@@ -388,6 +391,13 @@ class Executor(concurrent.futures.Executor):
                 future.exception()
 
 
+class Random(random.Random):
+    """``random.Random``; without a seed it has one of the simulation's seed."""
+
+    def __init__(self, seed: Any = None) -> None:
+        super().__init__(SCHEDULER.seeds.random() if seed is None else seed)
+
+
 def _current_thread() -> Any:
     task = SCHEDULER.current
     return task.thread if task is not None and task.thread is not None else _MAIN
@@ -443,6 +453,7 @@ def install() -> None:
     time.gmtime = lambda seconds=None: gmtime(_wall() if seconds is None else seconds)
     time.localtime = lambda seconds=None: localtime(_wall() if seconds is None else seconds)
     time.strftime = lambda form, at=None: strftime(form, localtime(_wall()) if at is None else at)
+    random.Random = Random  # type: ignore[misc]
     secrets.token_bytes = lambda count=32: SCHEDULER.names.randbytes(count or 32)
     secrets.token_hex = lambda count=32: SCHEDULER.names.randbytes(count or 32).hex()
     tempfile._name_sequence = (f"{SCHEDULER.names.getrandbits(40):010x}" for _ in itertools.count())  # type: ignore[attr-defined]

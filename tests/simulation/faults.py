@@ -12,16 +12,18 @@ from typing import Any
 from simulation.cooperative import SCHEDULER
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
-from simulation.world import World
+from simulation.world import PAIR, World
 
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
 KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
          "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process", "fill source",
-         "fill target", "fill operator", "reboot operator")  # fmt: skip
-LASTING = ("crash", "cut", "freeze", "fill")
-OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again
-
+         "fill target", "fill operator", "reboot operator", "snapshot source", "snapshot target",
+         "cut bucket")  # fmt: skip
+# Drawn more often: what fewer schedules have seen.
+WEIGHTED = (*KINDS, *("crash source", "crash target", "reboot operator", "snapshot source", "snapshot target") * 2)
+LASTING = ("crash", "cut", "freeze", "fill", "snapshot")
+OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
 
 
@@ -52,7 +54,7 @@ def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
     """Draw faults for a migration of about so many calls."""
     found: list[Fault] = []
     for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)])):
-        kind = dice.choice(KINDS)
+        kind = dice.choice(WEIGHTED)
         lasting = kind.startswith(LASTING)
         found.append(Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if lasting else 0.0))
     return sorted(found, key=lambda fault: fault.call)
@@ -109,12 +111,22 @@ class Strikes:
             SCHEDULER.park(fault.seconds)
         elif kind.startswith("crash"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
+            if machine.name in PAIR and world.target == "pair":
+                machine = world.machines[world.dice.choice(PAIR)]
             self._crash(machine)
             _later(fault.seconds, lambda: machine.boot(world.dice.choice(JUMPS)))
         elif kind == "reboot operator":
             machine = world.machines["operator"]
             self._crash(machine)
             machine.boot(world.dice.choice(JUMPS))
+        elif kind.startswith("snapshot"):
+            machine = world.machines[self._source if kind.endswith("source") else self._target]
+            kept = world.keep_root(machine.name)
+            _later(fault.seconds, lambda: self._restore(machine, kept))
+        elif kind == "cut bucket":
+            if world.bucket is not None:
+                world.bucket.reachable = False
+                _later(fault.seconds, lambda: setattr(world.bucket, "reachable", True))
         elif kind.startswith("cut"):
             names = {"cut source": [self._source], "cut target": [self._target]}.get(kind, [self._source, self._target])
             world.network.cut.update(names)
@@ -133,6 +145,13 @@ class Strikes:
             keep_state(world)
         elif kind == "restore state":
             restore_state(world)
+
+    def _restore(self, machine: Machine, kept: str) -> None:
+        """Put an earlier copy of a machine's root back, as a restored snapshot does."""
+        self._crash(machine)
+        lost = self._world.restore_root(machine.name, kept)
+        self.struck.append(f"{SCHEDULER.now:.1f} {machine.name}: root restored, {lost} commits exist nowhere any more")
+        machine.boot(self._world.dice.choice(JUMPS))
 
     def _crash(self, machine: Machine) -> None:
         lost = machine.crash()

@@ -6,10 +6,9 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from midstream_core import records
 from simulation import engine
 from simulation.engine import Commit
-from simulation.world import World
+from simulation.world import PAIR, World
 
 ANY = -1  # consent to go back to whatever was sealed
 
@@ -54,6 +53,23 @@ def check_certificates(world: World, state: str = "state") -> None:
         saved = [commit for commit in engine.HISTORY.commits if commit.step == step]
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
+        begun = [start for start in engine.HISTORY.starts if start.epoch == certificate["epoch"]]
+        first = PAIR[0] if certificate["target"] == "pair" else certificate["target"]
+        if not any((start.machine, start.restored) == (first, step) for start in begun):
+            raise BrokenError(f"{path} certifies step {step} on {certificate['target']}, and there began only {begun}")
+
+
+def check_outcomes(world: World) -> None:
+    """Check that no migration ended as completed while another machine owned the run."""
+    if world.completed:
+        raise BrokenError("; ".join(world.completed))
+
+
+def check_other(world: World) -> None:
+    """Check that the other run on the same roots has the same bytes as before."""
+    if world.other and (now := world.digest_of_other()) != world.other:
+        changed = sorted(set(now.items()) ^ set(world.other.items()))
+        raise BrokenError(f"another run was touched: {changed}")
 
 
 def check_accepted(world: World, owner: str) -> None:
@@ -62,14 +78,12 @@ def check_accepted(world: World, owner: str) -> None:
     if not commits:
         return
     fence = world.fence(owner)
-    paths = world.paths(owner)
     if fence is None:
         raise BrokenError(f"{owner} has no fence")
     accepted = [
         manifest.step
-        for path in Path(paths.checkpoints).glob(f"*/{records.MANIFEST}")
-        if (manifest := records.Manifest.read(str(path)))
-        and fence.accepts(manifest.epoch, manifest.step, manifest.start)
+        for manifest in world.manifests(owner)
+        if fence.accepts(manifest.epoch, manifest.step, manifest.start)
     ]
     last = commits[-1]
     if max(accepted, default=-1) < last.step:

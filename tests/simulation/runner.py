@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import gc
+import itertools
 import os
 import pickle
 import pstats
@@ -15,26 +16,30 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from simulation import faults
 from simulation import world as worlds
 from simulation.cooperative import REAL_CLOCK
 from simulation.machines import REAL_EXIT
-from simulation.schedules import CALLS, MODES, Outcome, Schedule, run_schedule
+from simulation.schedules import CALLS, GROUP, MODES, PLACES, SCENARIOS, Outcome, Schedule, run_schedule
+from simulation.shrink import broken_invariant, read_faults, replay_command, shrink
 
 MOST = 60  # seconds of a core for one schedule
+PAGE = Path(__file__).parents[2] / "docs/explanation/simulation-known-faults.md"
 MEMORY = 3 << 30  # bytes of address space for one schedule
 
 
 def single_faults(kinds: Sequence[str]) -> Iterator[Schedule]:
-    """Yield every schedule with one fault."""
-    for mode in MODES:
-        for call in range(CALLS[mode]):
-            for kind in kinds:
-                seconds = 60.0 if kind.startswith(faults.LASTING) else 0.0
-                yield Schedule(0, "migrate", mode, (faults.Fault(call, kind, seconds),))
+    """Yield every schedule with one fault, for each mode and place."""
+    for mode, place in itertools.product(MODES, ("disk", "bucket", GROUP)):
+        if mode == "live" and place != "disk":
+            continue
+        for call, kind in itertools.product(range(CALLS[mode]), kinds):
+            seconds = 60.0 if kind.startswith(faults.LASTING) else 0.0
+            yield Schedule(0, "migrate", mode, (faults.Fault(call, kind, seconds),), place)
 
 
 def fork_schedule(schedule: Schedule, directory: str) -> Outcome:
@@ -60,6 +65,12 @@ def fork_schedule(schedule: Schedule, directory: str) -> Outcome:
     return pickle.loads(data) if data else Outcome(schedule, broken=why)
 
 
+def children_seconds() -> float:
+    """Return the seconds of a core that ended children of this process have taken."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
 def warm(directory: str) -> None:
     """Run one migration of each mode, so that everything is imported and cached before the first fork."""
     for mode in MODES:
@@ -77,23 +88,95 @@ def _profile(schedules: Iterator[Schedule], directory: str) -> int:
         os.makedirs(directory)
         profile.runcall(run_schedule, schedule, directory)
     pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+    pstats.Stats(profile).sort_stats("cumtime").print_stats(120)
     return 0
+
+
+def told(outcome: Outcome) -> str:
+    """Return the story of a schedule; lines that repeat are counted."""
+    lines: list[str] = []
+    for line, same in groupby(outcome.story):
+        times = len(list(same))
+        lines.append(f"{line}\n  ({times} times)" if times > 1 else line)
+    return "\n".join(lines)
+
+
+class Campaign:
+    """Runs schedules, and prints those that break an invariant."""
+
+    def __init__(self, directory: str, show: bool = False, known: str = "") -> None:
+        self._directory, self._show, self._known = directory, show, known
+        self._began = REAL_CLOCK()
+        self._shrunk: set[str] = set()  # invariants for which a smaller schedule was printed
+        self.done = self.broken = 0
+
+    def spent(self) -> float:
+        """Return the seconds since the beginning."""
+        return REAL_CLOCK() - self._began
+
+    def run(self, schedules: Iterable[Schedule], seconds: float = 0.0, most: int = 0) -> None:
+        """Run schedules until ``seconds`` have passed or ``most`` have broken an invariant. 0: no limit."""
+        for schedule in schedules:
+            if (seconds and self.spent() > seconds) or (most and self.broken >= most):
+                return
+            outcome = fork_schedule(schedule, self._directory)
+            self.done += 1
+            if outcome.broken or self._show:
+                self._print(outcome)
+
+    def _print(self, outcome: Outcome) -> None:
+        print(f"\nseed {outcome.schedule.seed}: {outcome.broken}")
+        print(told(outcome), flush=True)
+        invariant = broken_invariant(outcome)
+        if not invariant:
+            return
+        self.broken += 1
+        if invariant not in self._shrunk:
+            self._shrunk.add(invariant)
+            outcome = shrink(outcome, lambda schedule: fork_schedule(schedule, self._directory))
+            print(f"\nshrunk: {outcome.broken}")
+            print(told(outcome))
+        print(f"replay: {replay_command(outcome.schedule, self._known)}", flush=True)
+
+    def summary(self) -> str:
+        """Return the number of schedules, their pace, and how many broke an invariant."""
+        used = children_seconds()
+        pace = f"{used / self.done:.3f} s of a core each ({60 * self.done / used:.0f} a minute of it), "
+        return (
+            f"{self.done} schedules in {self.spent():.1f} s, {pace if self.done else ''}"
+            f"{self.broken} broke an invariant"
+        )
 
 
 def _flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description="Simulate migrations with faults.")
     flags.add_argument("--seeds", default=f"0:{10**9}", help="FIRST:END")
     flags.add_argument("--seed", type=int, help="one seed, with its story")
+    flags.add_argument("--scenario", choices=dict.fromkeys(SCENARIOS), default="", help="in place of the drawn one")
+    flags.add_argument("--mode", choices=MODES, default="", help="in place of the drawn one")
+    flags.add_argument("--place", choices=dict.fromkeys(PLACES), default="", help="in place of the drawn one")
+    flags.add_argument("--faults", type=read_faults, help="in place of the drawn ones: CALL:KIND[:SECONDS],...")
     flags.add_argument("--seconds", type=float, default=0.0, help="end after that long")
     flags.add_argument("--show", action="store_true", help="print the story of each seed")
     flags.add_argument(
         "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
     )
+    flags.add_argument("--found", action="store_true", help="the schedules that broke an invariant once (found.py)")
     flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
+    flags.add_argument("--known-all", action="store_true", help="put each of them back, and write the docs' table")
+    flags.add_argument("--core-seconds", type=float, default=300.0, help="limit for each fault of --known-all")
     flags.add_argument(
         "--profile", action="store_true", help="run the seeds in this process, and print where time goes"
     )
     return flags
+
+
+def _known_all(directory: str, limit: float) -> int:
+    from simulation import known_table
+
+    found = list(known_table.findings(known_table.KNOWN, directory, limit))
+    known_table.write_page(found, PAGE, limit)
+    return 0 if all(finding.invariant for finding in found) else 1
 
 
 def main() -> int:
@@ -108,25 +191,21 @@ def main() -> int:
         from simulation.known_faults import KNOWN
 
         KNOWN[options.known]()
-    schedules = (Schedule(seed) for seed in range(first, end))
+    if options.known_all:
+        return _known_all(directory, options.core_seconds)
+    schedules = (
+        Schedule(seed, options.scenario, options.mode, options.faults, options.place) for seed in range(first, end)
+    )
     if options.profile:
         return _profile(schedules, directory)
-    began, done, broken = REAL_CLOCK(), 0, 0
     if options.each is not None:
         schedules = single_faults(options.each or faults.KINDS)
-    for schedule in schedules:
-        if options.seconds and REAL_CLOCK() - began > options.seconds:
-            break
-        outcome = fork_schedule(schedule, directory)
-        done += 1
-        if outcome.broken or options.show:
-            broken += bool(outcome.broken)
-            print(f"\nseed {schedule.seed}: {outcome.broken}")
-            print("\n".join(outcome.story), flush=True)
-            if options.known:
-                break
-    spent, used = REAL_CLOCK() - began, os.times().children_user + os.times().children_system
-    pace = f"{used / done:.3f} s of a core each ({60 * done / used:.0f} a minute of it)" if done else ""
-    print(f"\n{done} schedules in {spent:.1f} s, {pace}, {broken} broke an invariant")
+    if options.found:
+        from simulation.found import FOUND
+
+        schedules = iter(FOUND)
+    campaign = Campaign(directory, options.show, options.known)
+    campaign.run(schedules, options.seconds, most=1 if options.known else 0)
+    print(f"\n{campaign.summary()}")
     shutil.rmtree(Path(directory).parent, ignore_errors=True)
-    return 1 if broken else 0
+    return 1 if campaign.broken else 0

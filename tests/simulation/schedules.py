@@ -7,26 +7,25 @@ as a story; the same seed gives the same story.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import re
 import shutil
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 
-from simulation import engine, faults, invariants
+from simulation import buckets, engine, faults, hints, invariants, operators
 from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.world import RUN, World, records
+from simulation.world import CLAIMED, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
-ATTEMPTS = 12  # commands that an operator gives until the run is somewhere
+GROUP = "group"  # the target has two hosts
+PLACES = ("disk", "disk", "disk", "disk", "bucket", "bucket", "bucket without conditions", GROUP, GROUP)
+OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
-HINT = re.compile(r"midstream (--[a-z-]+ [^;,()\n]*)")
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,24 @@ class Schedule:
     scenario: str = ""
     mode: str = ""
     faults: tuple[faults.Fault, ...] | None = None
+    place: str = ""
 
     def drawn(self, dice: random.Random) -> Schedule:
         """Return this schedule with what it leaves open drawn; as much is drawn where nothing is open."""
         mode = dice.choice(MODES)
         struck = faults.draw(dice, CALLS[mode])
         scenario = dice.choice(SCENARIOS)
+        place = dice.choice(PLACES)
         given = self.faults if self.faults is not None else tuple(struck)
-        return Schedule(self.seed, self.scenario or scenario, self.mode or mode, given)
+        mode, place = self.mode or mode, self.place or place
+        mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
+        return Schedule(self.seed, self.scenario or scenario, mode, given, place)
 
     def story(self) -> str:
         """Return the schedule in a line."""
-        return f"{self.scenario}, mode {self.mode}; " + "; ".join(fault.story() for fault in self.faults or ())
+        return f"{self.scenario}, mode {self.mode}, {self.place}; " + "; ".join(
+            fault.story() for fault in self.faults or ()
+        )
 
 
 @dataclass
@@ -72,25 +77,28 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     dice = random.Random(f"schedule {schedule.seed}")
     schedule = schedule.drawn(dice)
     SCHEDULER.reset(schedule.seed)
-    engine.HISTORY.commits.clear()
-    engine.HISTORY.training.clear()
-    engine.HISTORY.seals.clear()
+    engine.HISTORY.clear()
     outcome = Outcome(schedule)
-    world = World(directory, schedule.seed)
+    bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
+    world = World(directory, schedule.seed, bucket, target="pair" if schedule.place == GROUP else "two")
     try:
+        if dice.random() < OTHER_RUNS:
+            world.begin_other()
         world.begin_run("one", 15)
         outcome.story.append(schedule.story())
         strikes = faults.Strikes(world, list(schedule.faults or ()), "one", "two")
         consents: list[int] = []
         try:
             _operate(world, schedule.mode, dice, consents, schedule.scenario)
-            _settle(world, dice)
+            operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
         invariants.check_commits(engine.HISTORY.commits, consents)
         invariants.check_certificates(world)
+        invariants.check_outcomes(world)
+        invariants.check_other(world)
         if ANY not in consents:
             invariants.check_accepted(world, world.trains()[0])
     except (invariants.BrokenError, EndlessWaitError) as error:
@@ -98,14 +106,11 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     except Exception:  # noqa: BLE001  a fault of the simulation is shown like one of the program
         outcome.broken = traceback.format_exc()
     outcome.virtual, outcome.calls = SCHEDULER.now, len(world.network.calls)
-    outcome.story += [f"$ midstream {words}\n  exit {code}: {_last(text)}" for words, code, text in world.said]
+    outcome.story += [
+        f"$ midstream {words}\n  exit {code}: {hints.last_message(text)[:600]}" for words, code, text in world.said
+    ]
     outcome.story.append(f"trains on {world.trains()}")
     return outcome
-
-
-def _last(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.startswith(("midstream:", f"{RUN}:"))]
-    return (lines or text.strip().splitlines() or [""])[-1][:600]
 
 
 def _give(world: World, *words: str) -> tuple[int, str]:
@@ -118,15 +123,14 @@ SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "
 
 def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
     """Give the commands of a scenario."""
-    migrate = ("--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
+    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *SHORT)
     if scenario == "guard":
-        guard = world.command("--guard", RUN, "--to", "two", "--yes")
-        world.run_for(dice.choice([100.0, 1000.0, 6000.0]))
-        guard.deliver(SIGINT)
-        world.wait(guard)
+        _guard(world, dice.choice([100.0, 400.0, 1500.0]))
         return
     if scenario == "liar":
-        _claim(world, "three")
+        _guard(world, 60.0)  # it signs who owns the run
+        if Path(world.paths("one").ownership).is_file():  # else the largest claim is believed, by design
+            _claim(world, "three")
     first = world.command(*migrate)
     if scenario in ("roll back", "two at once", "copied state"):
         world.run_for(dice.uniform(1.0, 90.0))
@@ -135,7 +139,7 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             state = "state.copied"
             if Path(world.directory, "state").is_dir():
                 shutil.copytree(Path(world.directory, "state"), Path(world.directory, state))
-        if migrations := _open_migrations(world, state):
+        if migrations := operators.migrations(world, state):
             flag = dice.choice(["--rollback", "--continue"]) if scenario != "roll back" else "--rollback"
             words = (flag, migrations[-1], *(["--yes"] if flag == "--rollback" else []))
             if flag == "--rollback":
@@ -143,66 +147,29 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
             second = world.command(*words, state=state)
             world.wait(second)
     world.wait(first)
-    if scenario == "and back" and not _is_open(world):
+    if scenario == "and back" and not operators.is_open(world):
         _give(world, "--migrate", RUN, "--to", "one", "--mode", mode, *SHORT)
+
+
+def _guard(world: World, seconds: float) -> None:
+    """Guard the run for some time."""
+    guard = world.command("--guard", RUN, "--to", world.target, "--yes")
+    world.run_for(seconds)
+    guard.deliver(SIGINT)
+    world.wait(guard)
 
 
 def _claim(world: World, name: str) -> None:
     """Have a machine show the run as its own, under a later epoch than its own."""
     paths = world.paths(name)
-    os.makedirs(paths.attempt(9).dir)
+    os.makedirs(paths.attempt(CLAIMED).dir)
     for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
         shutil.copy(source, target)
-    shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
-    records.Fence(9, name, sealed_step=1).write(paths.fence)
+    if world.bucket is None:
+        shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
+    else:
+        shutil.copy(world.paths("one").store_file, paths.store_file)
+    records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
     status = world.status("one")
     assert status is not None
-    replace(status, attempt=9, epoch=9, host=name, step=10**6).write(paths.attempt(9).status(0))
-
-
-def _open_migrations(world: World, state: str = "state") -> list[str]:
-    found = Path(world.directory, state, "migrations")
-    return sorted(path.name for path in found.iterdir() if path.is_dir()) if found.is_dir() else []
-
-
-def _settle(world: World, dice: random.Random) -> None:
-    """Continue what is open until the run trains on one machine, by the commands that the program offers."""
-    for trial in range(ATTEMPTS):
-        world.run_for(dice.choice([1.0, 30.0, 200.0]) if trial < 3 else max(faults.OUTAGES))
-        working = list(world.machines["operator"].processes.values())
-        processes = [process for process in working if process.name.startswith("migration")]
-        if processes:
-            world.run_until(lambda processes=processes: all(process.exit_code is not None for process in processes))
-        if len(world.trains()) == 1 and not _is_open(world):
-            return
-        # The operator of a copied state directory follows the lines that were printed there.
-        state = next((state for state in ("state", "state.copied") if _is_open(world, state)), "")
-        if state:
-            world.wait(world.command("--continue", _open_migrations(world, state)[-1], state=state))
-        elif not world.trains():
-            _relaunch(world)
-    if len(world.trains()) != 1 or _is_open(world):
-        raise invariants.BrokenError(
-            f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {_is_open(world)}"
-        )
-
-
-def _is_open(world: World, state: str = "state") -> bool:
-    """Return whether the newest migration of a state directory is open, by its journal."""
-    migrations = _open_migrations(world, state)
-    if not migrations:
-        return False
-    journal = Path(world.directory, state, "migrations", migrations[-1], "journal.jsonl")
-    lines = journal.read_bytes().splitlines() if journal.is_file() else []
-    results = [json.loads(line) for line in lines if b'"result"' in line]
-    last = results[-1] if results else {}
-    return last.get("outcome") not in ("completed", "rolled_back", "rolled back", "moved_on", "moved on")
-
-
-def _relaunch(world: World) -> None:
-    """Start the run again where its newest fence says that it belongs."""
-    owners = [name for name in ("one", "two") if (fence := world.fence(name)) is not None and fence.owner == name]
-    newest = max(owners, key=lambda name: world.fence(name).order, default=None)  # type: ignore[union-attr]
-    if newest is None:
-        raise invariants.BrokenError("no machine owns the run")
-    _give(world, "--launch", world.paths(newest).config, "--run-id", RUN, "--on", newest, "--yes")
+    replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

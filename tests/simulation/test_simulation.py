@@ -27,10 +27,9 @@ def test_sample_of_schedules_keeps_every_invariant() -> None:
     assert f"{SAMPLE} schedules" in done.stdout
 
 
-@pytest.mark.parametrize("seed", [65517078, 662596669, 1000073, 2000138, 3000020])
-def test_schedules_that_broke_an_invariant_once(seed: int) -> None:
-    """A change of the program's calls moves their faults: each finding has a test of its own too."""
-    done = simulate("--seed", str(seed))
+def test_schedules_that_broke_an_invariant_once() -> None:
+    """Each finding has a test of its own too."""
+    done = simulate("--found")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

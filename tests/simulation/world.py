@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import types
@@ -18,24 +20,30 @@ from typing import Any
 
 import yaml
 
+from midstream.check import target_checks
 from midstream.fleet import fleet as fleets
 from midstream.hosts import host_pool
 from midstream.install import bundle
-from midstream.launch import input_check
+from midstream.launch import host_links, input_check
 from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
+from midstream.watch import watcher
 from midstream_core import records
 from midstream_core.attempt import status_file
+from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, links, machines
+from simulation import buckets, copies, engine, groups, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
-EPOCH = 1
+HOSTS = ("one", "two", "three", "four")
+PAIR = ("two", "four")  # hosts of a group that share the root of the first
+CLAIMED = 9  # epoch of a fence that a machine claims
+OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
@@ -46,18 +54,24 @@ class World:
 
     directory: str
     seed: int = 0
+    bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
+    target: str = "two"  # of migrations: a host, or the group of `PAIR`
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
+    troubled: bool = False  # whether a machine or link failed when the newest command ended
     journal_lines: int = 0
+    other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
+    completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
+    _kept: int = 0
     dice: random.Random = field(init=False)  # draws what faults do
     at_line: Callable[[int, bool], None] = lambda number, after: None
 
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", "one", "two", "three"):
+        for name in ("operator", *HOSTS):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -70,16 +84,26 @@ class World:
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
             name: {"type": "ssh", "address": name, "root": self.root(name), "python": "/usr/bin/python3", "devices": 1}
-            for name in ("one", "two", "three")
+            for name in HOSTS
         }
-        Path(self.fleet_file).write_text(yaml.safe_dump({"hosts": hosts}))
+        fleet: dict[str, Any] = {"hosts": hosts}
+        if self.bucket is not None:
+            fleet["stores"] = {"all": {"url": buckets.URL}}
+            for entry in hosts.values():
+                entry["store"] = "all"
+        fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
+        Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         _WORLD.append(self)
 
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
-        return records.RunPaths(self.root(name), RUN)
+        return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
+
+    def bucket_here(self) -> buckets.Bucket:
+        assert self.bucket is not None, "this world has no bucket"
+        return self.bucket
 
     # ------------------------------------------------------------------------------------------ operators
 
@@ -101,24 +125,94 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
+            self.troubled = not self.healthy()
 
         SCHEDULER.start(note, None, "note")
         return process
 
     # ------------------------------------------------------------------------------------------ engines
 
+    def _config(self, host: str) -> dict[str, Any]:
+        settings = config(self.root(host))
+        if self.bucket is not None:
+            settings["trainer"]["checkpointer"] = {"base_path": buckets.URL}
+        return settings
+
     def begin_run(self, host: str, steps: int) -> None:
         """Have a run train on a host until it has done some steps."""
         paths = self.paths(host)
         os.makedirs(paths.attempts, exist_ok=True)
-        records.write_bytes(paths.config, yaml.safe_dump(config(self.root(host))).encode(), mode=0o600)
+        records.write_bytes(paths.config, yaml.safe_dump(self._config(host)).encode(), mode=0o600)
         os.makedirs(paths.attempt(1).dir)
         environment = {
             "MIDSTREAM_ROOT": self.root(host), "RUN_ID": RUN, "MIDSTREAM_ATTEMPT": "1", "MIDSTREAM_EPOCH": "1",
             "MIDSTREAM_TARGET": host, "MIDSTREAM_HOST": host,
         }  # fmt: skip
-        start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
+        process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
+        records.write_json(paths.attempt(1).launched(0), {**_identity(process).to_json(), "argv": ["train"]})
         self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
+
+    def keep_root(self, host: str) -> str:
+        """Copy a host's root, as a snapshot does; return where the copy is."""
+        self._kept += 1
+        kept = os.path.join(self.directory, f"snapshot.{self._kept}")
+        if os.path.isdir(self.root(host)):
+            shutil.copytree(self.root(host), kept)
+        return kept
+
+    def restore_root(self, host: str, kept: str) -> int:
+        """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        shutil.rmtree(self.root(host), ignore_errors=True)
+        if os.path.isdir(kept):
+            shutil.copytree(kept, self.root(host))
+        commits, count = engine.HISTORY.commits, 0
+        while commits and not any(self._has(name, commits[-1]) for name in self.machines):
+            commits.pop()
+            count += 1
+        return count
+
+    def _has(self, host: str, commit: engine.Commit) -> bool:
+        return any(
+            (manifest.step, manifest.epoch, manifest.start) == (commit.step, commit.epoch, commit.start)
+            for manifest in self.manifests(host)
+        )
+
+    def manifests(self, host: str) -> list[records.Manifest]:
+        """Return the manifests that a host has, or the bucket."""
+        if self.bucket is not None:
+            texts = [data for key, (data, _) in self.bucket.objects.items() if _is_manifest(key)]
+        else:
+            found = Path(self.paths(host).checkpoints).glob(f"*/{records.MANIFEST}")
+            texts = [path.read_bytes() for path in found if _is_manifest(str(path))]
+        parsed = [records.parse_json(text, host) if text.strip(b"\0") else None for text in texts]
+        return [records.Manifest.from_json(value, host) for value in parsed if value is not None]
+
+    def begin_other(self) -> None:
+        """Put a run that has stopped on the roots of both hosts: nothing may touch it."""
+        for host in ("one", "two"):
+            paths = records.RunPaths(self.root(host), OTHER)
+            files = paths.attempt(1)
+            os.makedirs(files.dir)
+            settings = {**config(self.root(host)), "trainer": {**config(self.root(host))["trainer"], "id": OTHER}}
+            records.write_bytes(paths.config, yaml.safe_dump(settings).encode(), mode=0o600)
+            engine.write_checkpoint(paths, 1, 1, 1, 7, settings)
+            records.Fence(1, host, start=1).write(paths.fence)
+            records.Status(
+                records.STOPPED, 7, 0, heartbeat=0.0, run_id=OTHER, attempt=1, epoch=1, start=1,
+                boot_id=f"{host}-boot-0", pid=7, start_ticks=7, machine=f"machine-{host}",
+            ).write(files.status(0))  # fmt: skip
+        self.other = self.digest_of_other()
+
+    def digest_of_other(self) -> dict[str, str]:
+        """Return the digest of each file of the run that nothing may touch."""
+        digests = {}
+        for host in ("one", "two"):
+            directory = records.RunPaths(self.root(host), OTHER).dir
+            for where, _, names in os.walk(directory):
+                for name in names:
+                    data = Path(where, name).read_bytes()
+                    digests[f"{host} {os.path.relpath(os.path.join(where, name), directory)}"] = _sha256(data)
+        return digests
 
     def status(self, host: str) -> records.Status | None:
         """Return the newest attempt's status on a host, as its file says."""
@@ -135,6 +229,21 @@ class World:
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
         return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
+
+    def note_completed(self, migration: str, directory: Path) -> None:
+        """Note a migration that ends as completed while the newest fence names another owner than its target."""
+        target = json.loads((directory / "plan.json").read_text())["route"]["target"]
+        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < CLAIMED]
+        owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
+        if owner != target:
+            self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
+        for lines in Path(self.directory).glob(f"state*/migrations/{migration}/journal.jsonl"):
+            if lines.parent != directory and b'"outcome": "rolled back"' in lines.read_bytes():
+                self.completed.append(f"{migration} ended as completed, and a copy of its files as rolled back")
+
+    def healthy(self) -> bool:
+        """Return whether every machine is up, can be reached, and has space on its disk."""
+        return not self.network.cut and all(machine.up and not machine.full for machine in self.machines.values())
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""
@@ -162,22 +271,43 @@ class World:
 _WORLD: list[World] = []
 
 
-def start_engine(machine: Machine, environment: Mapping[str, str], directory: str, log: str) -> SimulatedProcess:
-    """Start an engine, with its log and its exit record."""
+def start_engine(
+    machine: Machine, environment: Mapping[str, str], directory: str, log: str, rank: int = 0, number: int = 1
+) -> SimulatedProcess:
+    """Start an engine, or a further process of one, with its log and its exit record."""
 
     def write(data: bytes) -> None:
         _append(Path(log), data)
 
-    process = SimulatedProcess(machine, engine.main, f"engine {directory[-3:]}", environment, write)
+    environment = {**environment, groups.RANK: f"{rank}/{number}"}
+    run = groups.main if rank else engine.main
+    process = SimulatedProcess(machine, run, f"engine {directory[-3:]}", environment, write)
     process.stderr._write = write
+    groups.join(directory, rank, process)
 
     def supervise() -> None:
         process.ended.wait()
         if machine.up and machine.booted <= SCHEDULER.now:
-            SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0), "supervisor")
+            SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0, rank), "supervisor")
 
     SCHEDULER.start(supervise, None, f"supervisor {directory[-3:]}")
     return process
+
+
+def _is_manifest(path: str) -> bool:
+    name, _, file = path.rpartition("/")
+    return file == records.MANIFEST and records.parse_checkpoint_name(name.rpartition("/")[2]) is not None
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _identity(process: SimulatedProcess) -> records.ProcessIdentity:
+    machine = process.machine
+    return records.ProcessIdentity(
+        machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
+    )
 
 
 def _spawn_attempt(
@@ -189,15 +319,12 @@ def _spawn_attempt(
     note: Mapping[str, Any] | None = None,
 ) -> records.ProcessIdentity:
     """Start a detached process, as `process_start.spawn` does."""
-    del directory
     caller = present()
     assert caller is not None
     own = {key: value for key, value in env.items() if key.startswith(("MIDSTREAM_", "RUN_ID"))}
-    process = start_engine(caller.machine, own, os.path.dirname(launched), log)
-    machine = caller.machine
-    identity = records.ProcessIdentity(
-        machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
-    )
+    directory = os.path.dirname(launched)
+    process = start_engine(caller.machine, own, directory, log, groups.position(argv), groups.size(argv))
+    identity = _identity(process)
     records.write_json(launched, {**identity.to_json(), "argv": list(argv), **(note or {})})
     return identity
 
@@ -230,6 +357,21 @@ def _open_host(name: str, entry: Any) -> links.SimulatedHost:
     return links.SimulatedHost(name, entry, _WORLD[-1].network)
 
 
+def _try_links(listener: host_links.LinkListener, others: Sequence[links.SimulatedHost]) -> list[host_links.HostLink]:
+    """Connect from hosts to a listener: each reaches it that answers."""
+    for other in others:
+        other.connect()
+    return [host_links.HostLink(other.name, listener.host, listener.addresses[0], 0.001) for other in others]
+
+
+def _clock_skew(host: links.SimulatedHost) -> float:
+    """Return the seconds that a host's clock is ahead of the caller's, after a call of it."""
+    host.connect()
+    caller = present()
+    assert caller is not None
+    return host._machine.clock.wall() - caller.machine.clock.wall()
+
+
 _write_line = journal.Journal.write
 
 
@@ -239,6 +381,8 @@ def _counted_line(self: journal.Journal, event: str, **fields: Any) -> Any:
     number, world.journal_lines = world.journal_lines, world.journal_lines + 1
     world.at_line(number, False)
     written = _write_line(self, event, **fields)
+    if event == "result" and fields.get("outcome") == "completed":
+        world.note_completed(fields["migration"], self.path.parent)
     world.at_line(number, True)
     return written
 
@@ -256,7 +400,12 @@ def config(root: str) -> dict[str, Any]:
 def install() -> None:
     """Connect midstream with the simulation, once."""
     machines.install_identities()
+    hardware.install()
+    pace.install()
     replace_everywhere(host_pool.open_host, _open_host)
+    replace_everywhere(
+        open_bucket.open_bucket, lambda url, access=None: buckets.Client(url, lambda: _WORLD[-1].bucket_here())
+    )
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
     replace_everywhere(process_start.kills_left_behind, lambda: False)
@@ -264,6 +413,9 @@ def install() -> None:
     replace_everywhere(copy_tree.copy_tree, copies.copy_tree)
     replace_everywhere(send_files.send_files, copies.send_files)
     replace_everywhere(environments.run_command, functools.wraps(environments.run_command)(_run_command))
+    replace_everywhere(host_links.meet, lambda first, others, internal=None, ports=(): f"{first.name}:29400")
+    replace_everywhere(host_links.try_links, _try_links)
+    replace_everywhere(target_checks.clock_skew, _clock_skew)
     replace_everywhere(input_check._read, _read_config)
     replace_everywhere(inventory.collect, dict)
     replace_everywhere(slurm.query_in_background, lambda: None)
@@ -272,6 +424,8 @@ def install() -> None:
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
     journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
+    polls = watcher.PollInterval
+    watcher.PollInterval = lambda seconds, hosts: polls(max(seconds, WATCH_INTERVAL), hosts)  # type: ignore[misc]
     status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from support.paths import REPOSITORY
 
-LANGUAGES = {"sh", "text", "yaml", "json"}
+LANGUAGES = {"sh", "text", "yaml", "json", "python"}
 _NOT_RUN = re.compile(r"<!-- not run: (.+) -->")
 _RUN_WITH = re.compile(r"<!-- run with (\w+)=(\S*) -->")
 

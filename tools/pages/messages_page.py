@@ -18,7 +18,7 @@ ROOMS = {
     "checkpoints": "Checkpoints", "compare": "Comparisons", "listing": "Lists and filters",
 }  # fmt: skip
 OTHER = "Other"
-OTHER_WORDS = {"account": "user"}  # names that would read as a phrase
+OTHER_WORDS = {"account": "user", "epoch": "number"}  # names that would read as a phrase, or as another thing
 HEAD = """# Messages, and what to do
 
 <!-- Made by `make pages` from the program's errors; do not edit. -->

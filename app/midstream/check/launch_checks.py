@@ -13,6 +13,7 @@ from midstream.errors import MidstreamError
 from midstream.hosts.host_pool import HostPool
 from midstream.launch.launch_request import LaunchRequest
 from midstream.launch.launch_run import check_launch
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 
 def check_request(hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
@@ -41,7 +42,6 @@ def check_request(hosts: HostPool, request: LaunchRequest) -> Iterator[Check]:
         yield Check("inputs", PASS if checked.continues else WARN, note)
     for reason in checked.ownership.reasons:
         yield Check(OWNERSHIP, WARN, reason, "the confirmation, or --yes, agrees to it")
-    usable = [entry for _, run in checked.member_runs for entry in run.usable]
-    newest = max(usable, key=lambda entry: (entry.step, entry.attempt), default=None)
-    detail = f"continues from {newest.name}" if newest else "starts at step 0" + " again" * checked.continues
+    start = newest_checkpoint(entry for _, run in checked.member_runs for entry in run.usable)
+    detail = f"continues from {start.name}" if start is not None else "starts at step 0" + " again" * checked.continues
     yield Check("run", PASS, f"{checked.run_id} {detail}")

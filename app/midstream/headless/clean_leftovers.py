@@ -65,7 +65,8 @@ def _announce(each: FoundLeftover | SliceLeftover, output: Output) -> None:
 
     if isinstance(each, FoundLeftover):
         event = RemovingEvent(host=each.host, run=each.run, path=each.path, kind=each.kind, bytes=each.bytes)
-        text = f"removing {each.run}/{each.path} on {each.host} ({each.kind}, {size(each.bytes)})"
+        path = f"{each.run}/{each.path}" if each.run else each.path
+        text = f"removing {path} on {each.host} ({each.kind}, {size(each.bytes)})"
     else:
         event = RemovingEvent(host="", run="", path=each.slice.path, kind="slice", bytes=0)
         text = f"deleting {each.slice.path} ({each.text})"

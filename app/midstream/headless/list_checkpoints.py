@@ -33,7 +33,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
     for run in runs:
         if run.problem:
             output.message(f"midstream: {run.run_id} on {run.host}: {run.problem}")
-        for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)):
+        for checkpoint in sorted(run.checkpoints, key=lambda checkpoint: checkpoint.order):
             if output.as_json:
                 where = {"run": run.run_id, "host": run.host, "store": run.store}
                 fields = {name: value for name, value in asdict(checkpoint).items() if name != "start"}
@@ -58,7 +58,7 @@ def checkpoints(fleet: Fleet, options: argparse.Namespace, output: Output) -> in
 def _checkpoint_state(checkpoint: ListedCheckpoint) -> str:
     words = ["complete" if checkpoint.complete else "damaged" if checkpoint.damaged else "partial"]
     if checkpoint.complete and not checkpoint.accepted:
-        words.append("past the seal")
+        words.append("does not count")
     if checkpoint.pinned:
         words.append("pinned")
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""`--report` and `--export`: a run as a page, and a checkpoint for another program."""
+"""`--report` and `--export`: a run as a page, a checkpoint for another program."""
 
 from __future__ import annotations
 

@@ -84,6 +84,6 @@ def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) 
     output.event(result, [*head, *tree(manifest, contents)])
     if found is not None and not found.ok:
         problems = count(len(found.problems), "problem")
-        output.message(f"midstream: {location} is damaged: {problems} (midstream --verify names them)")
+        output.message(f"midstream: {location} is damaged: {problems} (midstream --verify {location} names them)")
         return Exit.FAILED
     return Exit.DONE

@@ -40,7 +40,7 @@ class PlanEvent(JsonEvent, event="plan", of=("--migrate",)):
     """The plan, before the checks."""
 
     format: Annotated[int, "format of the plan"]
-    identity: Annotated[Mapping[str, object], "migration, run, mode, checkpoint, epochs"]
+    identity: Annotated[Mapping[str, object], "migration, run, mode, checkpoint, ownership before and after"]
     shape: Annotated[Mapping[str, object], "devices, batch, accumulation, engine flags"]
     route: Annotated[Mapping[str, object], "both ends: hosts, stores, data"]
     estimate: Annotated[

@@ -44,6 +44,8 @@ class AdoptResult(ResultEvent, of=("--adopt",)):
 
 class InitRunResult(ResultEvent, of=("--init-run",)):
     file: Annotated[str, "the run file that was written"]
+    inferred: Annotated[Sequence[str], "what was inferred, and from what, one line each"]
+    missing: Annotated[Sequence[str], "what was not inferred and has to be filled in, one line each"]
 
 
 class StopResult(ResultEvent, of=("--stop",)):

@@ -18,7 +18,7 @@ class RunEvent(JsonEvent, event="run", of=("--status",)):
     running: Annotated[bool, "its process runs: there is positive evidence"]
     step: Annotated[int | None, "step of the newest attempt"]
     loss: Annotated[float | None, "the last training loss"]
-    epoch: Annotated[int, "the fence's epoch, as this host shows it: `ownership` has what is proven"]
+    epoch: Annotated[int, "number of the ownership by this host's fence: `ownership` has what is proven"]
     attempt: Annotated[int, "number of the newest attempt"]
     fence: Annotated[Mapping[str, object] | None, "the fence"]
     problem: Annotated[str, "which of its files cannot be read"]
@@ -38,7 +38,7 @@ class OwnershipEvent(JsonEvent, event="ownership", of=("--status",)):
 
     run: Annotated[str, RUN]
     owner: Annotated[str | None, "target that owns it by the newest signed record; null: no record is known"]
-    ownership: Annotated[int | None, "its number, the epoch of the fence"]
+    ownership: Annotated[int | None, "its number: `epoch` of the fence"]
     step: Annotated[int | None, "first step under it; null: the run has not been migrated"]
     problem: Annotated[str, "why signed records prove nothing"]
     copies: Annotated[Mapping[str, object], "host -> `kind` (`owner`, `former`, `unsigned`, `claim`) and `reason`"]
@@ -135,7 +135,7 @@ class CheckpointEvent(JsonEvent, event="checkpoint", of=("--checkpoints",)):
     size: Annotated[int, "bytes"]
     created: Annotated[float, "UTC seconds"]
     root_digest: Annotated[str, "digest of the complete state"]
-    epoch: Annotated[int, "epoch that it was saved in"]
+    epoch: Annotated[int, "number of the ownership under which it was saved"]
     pinned: Annotated[bool, "retention does not delete it"]
     damaged: Annotated[str, "why its manifest cannot be read; empty: it can, or there is none"]
 
@@ -174,7 +174,9 @@ class RepairEvent(JsonEvent, event="repair", of=("--repair",)):
     evidence: Annotated[Sequence[str], "what determines the value"]
     adopts: Annotated[object, "fence under which the host becomes the signed owner, once its user agrees; null: none"]
     begun: Annotated[float, "UTC seconds at which the signed records begin that an adoption replaces; 0: none"]
-    newest: Annotated[object, "epoch and step of the newest complete checkpoint of what is adopted; null: none"]
+    newest: Annotated[
+        object, "ownership (`epoch`) and step of the newest complete checkpoint of what is adopted; null: none"
+    ]
     missing: Annotated[str, "what would determine it; empty: it is determined"]
     written: Annotated[bool, "it was written now"]
     kept: Annotated[str, "new name of the damaged file"]

@@ -1,12 +1,7 @@
-"""Run files that are written from what a directory or a running process shows.
-
-Where nothing is shown, there is a comment to fill in.
-"""
+"""Trainer of a directory, and the process that runs it there, for a run file."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -17,10 +12,8 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
-from midstream.launch.secret_words import secrets_note, without_secrets
 from midstream.state_directory import state_directory
 from midstream.trainers.registry import SCRIPT, TRAINERS
-from midstream_core.visible_devices import VISIBLE
 from midstream_host.trainers import processes
 from midstream_host.trainers.processes import TrainerDirectory, TrainingProcess
 
@@ -99,60 +92,8 @@ def _evidence(root: TrainingProcess, group: Sequence[TrainingProcess]) -> tuple[
     )
 
 
-def run_file_text(directory: TrainerDirectory, launcher: TrainingProcess | None) -> str:
-    """Return the text of a run file for a directory, and its running process if any."""
-    trainer = _trainer_of(directory, launcher)
-    defaults, secrets = TRAINERS[trainer], list[str]()
-    if launcher is not None:
-        words, secrets = without_secrets(launcher.words)
-        launcher = dataclasses.replace(launcher, words=words)
-    if launcher is not None:
-        command = _with_placeholders(launcher)
-    else:
-        program = next(
-            (name for name in directory.programs if "train" in name), (directory.programs or ["train.py"])[0]
-        )
-        command = f"{{python}} {program} --output_dir {{out}}"
-    python = launcher.words[0] if launcher is not None and "python" in launcher.words[0] else ""
-    lines = [
-        f"# A run of {defaults.title}; docs: how-to/trainers. Check what is marked.",
-        f"trainer: {trainer}",
-        f"command: {json.dumps(command)}" + ("" if launcher is not None else "  # check: its flags"),
-    ]
-    if defaults.resume is None:
-        lines.append(f"resume: {json.dumps(command + ' --resume {checkpoint}')}  # check: how the script resumes")
-    else:
-        lines.append(f"# resume: the command with {' '.join(defaults.resume) or 'nothing more'}")
-    lines += [
-        'files: ["*.py"]  # code and data that travel',
-        "# steps: 100000  # of the run: by them it is known when it has finished",
-        "batch: {kept_by: fixed}  # or {sequences: 64, per_device: 8} with {accumulation} and {per_device} in command",
-    ]
-    if defaults.checkpoints is None:
-        lines.append('checkpoints: {rule: glob, pattern: "ckpt-*.pt"}  # check: below {out}')
-    if defaults.metrics is None:
-        lines.append('metrics: {source: jsonl, path: "{out}/metrics.jsonl"}  # check')
-    lines.append(
-        f"environment: {{python: {json.dumps(python)}}}  # or lock: conda-lock.yml, uv.lock"
-        if python.startswith("/")
-        else "# environment: {python: /path/to/python}  # or lock: conda-lock.yml, uv.lock; else python: of each host"
-    )
-    if launcher is not None:
-        names = [
-            name for name in launcher.variables if re.match(r"(HF_|TORCH|NCCL_|CUDA_|WANDB_|OMP_|TOKENIZERS_)", name)
-        ]
-        names = [name for name in names if name != VISIBLE]
-        chosen = launcher.distributed.get(VISIBLE)
-        if chosen is not None:
-            lines.append(f"# it had {VISIBLE}={chosen}  # devices: [{chosen}] of the host in the fleet file")
-        if names:
-            lines.append(f"# variables that it had: {', '.join(names)}  # environment: {{variables: {{...}}}}")
-    lines += [f"# {secrets_note(secrets)}"] if secrets else []
-    lines += [f"# {advice}" for advice in defaults.stored.advice]
-    return "\n".join(lines) + "\n"
-
-
-def _trainer_of(directory: TrainerDirectory, launcher: TrainingProcess | None) -> str:
+def trainer_of(directory: TrainerDirectory, launcher: TrainingProcess | None) -> str:
+    """Return the trainer that command, imports or programs show; else a script."""
     words = " ".join(launcher.words) if launcher is not None else ""
     named = [name for name, trainer in TRAINERS.items() if trainer.named_in_commands]
     matches = {name: re.search(rf"(^|/|\s|-m\s){name}(\s|$)", words) for name in named}
@@ -170,8 +111,8 @@ def _trainer_of(directory: TrainerDirectory, launcher: TrainingProcess | None) -
     return next(shown, SCRIPT.name)
 
 
-def _with_placeholders(launcher: TrainingProcess) -> str:
-    words: Sequence[str] = launcher.words
+def with_placeholders(words: Sequence[str]) -> str:
+    """Return a command line with placeholders for what differs on each host."""
     if "python" in words[0].rpartition("/")[2]:
         words = ["{python}", *words[1:]]
     line = " ".join(word if re.fullmatch(r"[\w@%+=:,./{}-]+", word) else shlex.quote(word) for word in words)

@@ -330,7 +330,7 @@ def _check_elsewhere(
         # A copy of an earlier epoch is one that the run has left behind.
         if fence is not None and fence.epoch == epoch and fence.owner != target.name and run.attempts:
             raise UsageError(
-                f"{name} has a run {run_id} already, of {fence.owner} (epoch {fence.epoch})",
+                f"{name} has a run {run_id} already, of {fence.owner} (ownership {fence.epoch})",
                 f"midstream --migrate {run_id} --to {target.name} migrates it; --run-id starts another one",
             )
 

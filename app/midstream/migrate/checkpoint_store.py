@@ -26,8 +26,8 @@ from midstream.transfer.link import probe
 from midstream.transfer.report import VerifyReport
 from midstream.transfer.verify_tree import verify_objects
 from midstream_core import records
-from midstream_core.listed_checkpoint import ListedCheckpoint
-from midstream_host.runs import run_state, standby_state
+from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
+from midstream_host.runs import checkpoint_pins, run_state, standby_state
 from midstream_host.runs.run_state import RunDescription
 from midstream_host.verify import tree
 
@@ -128,13 +128,13 @@ class DirectoryStore:
         return verify_objects(self.host, self._path(name))
 
     def pin(self, migration: str, name: str, expires: float) -> None:
-        self._call(run_state.pin)(migration=migration, checkpoint=name, expires=expires)
+        self._call(checkpoint_pins.pin)(migration=migration, checkpoint=name, expires=expires)
 
     def pin_newest(self, migration: str, expires: float, name: str = "") -> ListedCheckpoint | None:
         return self._call(standby_state.pin_newest)(migration=migration, expires=expires, name=name)
 
     def unpin(self, migration: str) -> None:
-        self._call(run_state.unpin)(migration=migration)
+        self._call(checkpoint_pins.unpin)(migration=migration)
 
     def _call(self, function: Callable[Concatenate[str, str, P], R]) -> Callable[P, R]:
         def call(*positional: P.args, **named: P.kwargs) -> R:
@@ -218,11 +218,10 @@ class BucketStore:
 
     def _newest(self, name: str) -> ListedCheckpoint | None:
         described = self.host.call(run_state.describe)(root=self.host.root, run_id=self.run_id)
-        usable = [
-            checkpoint for checkpoint in self.checkpoints(described) if checkpoint.complete and checkpoint.accepted
-        ]
-        usable = [checkpoint for checkpoint in usable if name in ("", checkpoint.name)]
-        return max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)) if usable else None
+        checkpoints = self.checkpoints(described)
+        return newest_checkpoint(
+            checkpoint for checkpoint in checkpoints if checkpoint.usable and name in ("", checkpoint.name)
+        )
 
     def has(self, name: str) -> bool:
         return self._checkpoint(name).is_complete()
@@ -315,7 +314,7 @@ def store_conflict(host: Host, run_id: str, target_store: CheckpointStore, epoch
     fence = BucketRun(target_store.store, run_id, target_store.access).fence()
     if fence is not None and fence.epoch > epoch:
         return (
-            f"{target_store.store} has another run {run_id}: owned by {fence.owner} under epoch {fence.epoch}",
+            f"{target_store.store} has another run {run_id}: owned by {fence.owner} under ownership {fence.epoch}",
             f"midstream --repair {run_id} shows who owns it; for a new run choose another prefix or --run-id",
         )
     return "", ""

@@ -178,7 +178,7 @@ def _contact_lost(migration: Migration, phase: Phase, error: HostError) -> Midst
         return error
     plan = migration.plan
     if facts.sealed is not None:
-        state = f"{plan.run_id} is sealed at step {facts.sealed.step}, and {plan.target} may be training it"
+        state = f"{plan.run_id} was stopped at step {facts.sealed.step} for good, and {plan.target} may be training it"
     elif facts.stop_commanded_at is not None:
         state = f"{plan.source} was commanded to stop, and whether it has stopped is not known"
     else:

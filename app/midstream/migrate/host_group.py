@@ -227,16 +227,33 @@ class HostGroup:
         """
         return self._call_each(ownership.acquire)(migration=migration, epoch=epoch, owner=owner, seconds=seconds)
 
-    def release(self, migration: str) -> None:
-        """Release the migration lock and the pin."""
+    def release(self, migration: str, epoch: int, owner: str) -> None:
+        """Release the migration lock of a migration that is rolled back, and its pin."""
         self.checkpoint_store.unpin(migration)
-        self._call_each(ownership.release)(migration=migration)
+        self._call_each(ownership.release)(migration=migration, epoch=epoch, owner=owner)
 
-    def put_fence(self, fence: records.Fence, migration: str, chain: records.OwnershipChain | None = None) -> None:
-        """Write the fence on every run host, after the signed records that prove it."""
-        self._call_each(ownership.put_fence)(
-            fence=fence.to_json(), migration=migration, chain=None if chain is None else chain.to_json()
-        )
+    def put_fence(
+        self,
+        fence: records.Fence,
+        migration: str,
+        chain: records.OwnershipChain | None = None,
+        process: str | None = None,
+    ) -> None:
+        """Write the fence on every run host, after the signed records that prove it; on the first host last.
+
+        ``process``: as of `ownership.put_fence`. The first host's permission to start a target counts.
+        """
+        text = None if chain is None else chain.to_json()
+        first, *others = self.run_hosts
+        for host in (*others, first):
+            host.call(ownership.put_fence)(
+                root=host.root,
+                run_id=self.run_id,
+                fence=fence.to_json(),
+                migration=migration,
+                chain=text,
+                process=process if host is first else None,
+            )
 
     def seal(self, migration: str, epoch: int, owner: str, step: int) -> None:
         """Seal a stopped run on every run host."""

@@ -76,7 +76,8 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
     fence, ours = _fence(migration)
     if not ours and fence.epoch >= plan.epoch:
         raise MovedOnError(
-            f"run {plan.run_id} is at epoch {fence.epoch} (owner {fence.owner}), and this migration does not have it",
+            f"run {plan.run_id} is at ownership {fence.epoch} (owner {fence.owner}), "
+            "and this migration does not have it",
             "midstream --status shows where it is",
         )
     restored = Facts()
@@ -150,7 +151,7 @@ def _target_facts(migration: Migration, sealed: bool, rollback: bool) -> Facts:
 
 
 def _promotion(migration: Migration) -> Facts:
-    """Return facts of a replica that has taken the run over, whatever the journal says of its mode."""
+    """Return facts of a replica that has taken the run over, by its command."""
     try:
         newest = migration.target_group.attempt_of_migration(migration.plan.migration)
         ending = _newest_command(migration, migration.target_group, (records.PROMOTE, records.RESTORE))
@@ -231,7 +232,7 @@ def hosts_report(directory: MigrationDirectory) -> str:
         if fence is None:
             return ""  # this supplements an error: unreachable hosts are left out
         sealed = "" if fence.sealed_step is None else f", sealed at step {fence.sealed_step}"
-        return f"{name} has run {run_id} locked for it: epoch {fence.epoch}, owner {fence.owner}{sealed}"
+        return f"{name} has run {run_id} locked for it: ownership {fence.epoch}, owner {fence.owner}{sealed}"
 
     try:
         with ThreadPoolExecutor(CONCURRENCY) as pool:

@@ -12,6 +12,7 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.operations.fleet_snapshot import find_run
 from midstream.suggestions import nearest
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
@@ -56,10 +57,9 @@ def _without_tilde(host: Host, directory: str) -> str:
 
 def _newest_of(hosts: HostPool, run_id: str) -> tuple[Host, str]:
     run = find_run(hosts, run_id)
-    complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
-    if not complete:
+    checkpoint = newest_checkpoint(run.usable)
+    if checkpoint is None:
         words = f"run {run_id} on {run.host} has no complete checkpoint"
         raise MidstreamError(f"{words}: {run.problem}" if run.problem else words, "wait for its first checkpoint")
-    newest = max(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     host = hosts.get(run.host)
-    return host, records.RunPaths(host.root, run_id, run.store).checkpoint(newest.name)
+    return host, records.RunPaths(host.root, run_id, run.store).checkpoint(checkpoint.name)

@@ -10,6 +10,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.hosts.deadline import Deadline
 from midstream.operations.import_run import MODULE, HostPath, follow_converter, host_path_of
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_core.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
@@ -53,13 +54,12 @@ def checkpoint_at(run: RunView, step: int | None) -> ListedCheckpoint:
     Raises:
         UsageError: There is none.
     """
-    complete = [each for each in run.checkpoints if each.complete and each.accepted]
-    chosen = [each for each in complete if step is None or each.step == step]
-    if not chosen:
-        steps = ", ".join(str(number) for number in sorted({each.step for each in complete})) or "none"
+    chosen = newest_checkpoint(checkpoint for checkpoint in run.usable if step is None or checkpoint.step == step)
+    if chosen is None:
+        steps = ", ".join(map(str, sorted({checkpoint.step for checkpoint in run.usable}))) or "none"
         what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise UsageError(f"{run.run_id} on {run.host} has {what}", f"complete: {steps}")
-    return max(chosen, key=lambda each: (each.step, each.attempt))
+    return chosen
 
 
 def default_output(run: RunView, checkpoint: str, form: str) -> str:
@@ -85,7 +85,9 @@ def output_of(fleet: Fleet, run: RunView, text: str) -> HostPath:
 
 
 def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[str], None]) -> str:
-    """Write the export and return the converter's line about it. The run is not changed.
+    """Write the export and return the converter's line about it.
+
+    The run is not changed.
 
     ``say`` gets lines of progress.
 
@@ -122,7 +124,7 @@ def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[st
 
 
 def _answer(process: Process) -> list[str]:
-    """Return the lines that an ended converter has printed; none where the host sends no end of them."""
+    """Return what an ended converter has printed; nothing where no end of it arrives."""
     process.limit_reading(Deadline(ANSWER_TIMEOUT))
     try:
         return process.stdout.read(MAX_ANSWER).decode(errors="replace").strip().splitlines()

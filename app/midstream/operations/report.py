@@ -125,7 +125,10 @@ def _config(hosts: HostPool, run: RunView) -> tuple[list[ConfigField], list[str]
 
 
 def _hidden(values: dict[str, Any]) -> list[ConfigField]:
-    """Return the fields as text; a report is passed on, so words that look like secrets are left out."""
+    """Return the fields as text, without what looks like a secret.
+
+    A report is passed on to others.
+    """
     return [(name, HIDDEN if _is_secret(name, value) else str(value)) for name, value in values.items()]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 import time
 from dataclasses import dataclass
@@ -67,11 +66,6 @@ def _check(text: str, run_id: str, accepted: frozenset[str]) -> CheckedChain:
         signer = "an operator that the fleet file does not name"
         return CheckedChain(None, f"record {foreign.number} of ownership.json is signed by {signer}", chain)
     return CheckedChain(chain)
-
-
-def chain_text(chain: records.OwnershipChain | None) -> str:
-    """Return the JSON text of a chain; empty without one."""
-    return "" if chain is None else json.dumps(chain.to_json(), separators=(",", ":"))
 
 
 def first_chain(

@@ -47,7 +47,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts; of more than `MAX_ROWS` rows the last ones are left out."""
+    """Return a table of texts, of its first `MAX_ROWS` rows."""
     head = element("tr", *(f'<th scope="col">{text(name)}</th>' for name in heading))
     body = [element("tr", *(_cell("td", cell) for cell in row)) for row in rows[:MAX_ROWS]]
     more = len(rows) - MAX_ROWS

@@ -16,6 +16,7 @@ from midstream.report.certificate_section import migration_sections
 from midstream.report.html import element, facts, items, paragraph, table, text
 from midstream.report.run_report import RunReport
 from midstream.version import version_text
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 # The first one is always drawn, the others where the run has recorded them.
 METRICS = ("train/loss", "eval/loss", "throughput/tokens_per_second", "optim/learning_rate")
@@ -86,8 +87,7 @@ def utc(value: float | None) -> str:
 def _summary(report: RunReport) -> str:
     run = report.run
     total = run.status.num_train_steps if run.status else 0
-    saved = [each for each in run.checkpoints if each.complete and each.accepted]
-    newest = max(saved, key=lambda each: (each.step, each.attempt), default=None)
+    newest = newest_checkpoint(run.usable)
     return facts(
         (
             ("state", run.state),

@@ -1,4 +1,4 @@
-"""What a run's report contains, as a value."""
+"""Contents of a run's report, as a value."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class BucketRun:
                     manifest.created, manifest.root_digest, manifest.epoch, name in pinned, start=manifest.start,
                 )
             )  # fmt: skip
-        return sorted(listed, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
+        return sorted(listed, key=lambda checkpoint: checkpoint.order)
 
     def _manifest(
         self, name: str, objects: Mapping[str, StoredObject], cache: ManifestCache

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
     from midstream.launch.launch_request import LaunchRequest
+    from midstream.listing.fleet_facts import FleetFacts
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
@@ -155,6 +156,14 @@ class Actions:
         from midstream.costs.collect import collect
 
         return collect(self._hosts, seconds)
+
+    def read_facts(self, facts: FleetFacts, *, costs: bool) -> None:
+        """Read the configurations that lists have noted, and with ``costs`` the costs."""
+        from midstream.operations.fleet_facts import ALL_TIME, costs_of
+
+        if costs:
+            facts.set_costs(costs_of(self.costs(ALL_TIME)))
+        facts.read(lambda run: self.config(run, run.attempt))
 
     def slices(self) -> SliceListing:
         """List the TPU slices of the fleet file's projects and zones."""

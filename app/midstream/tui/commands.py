@@ -78,11 +78,11 @@ COMMANDS = (
     Command("view('curves')", ("1",), "Curves", "loss and other metrics", (RUN,)),
     Command("view('logs')", ("2",), "Logs", "log of the newest attempt", (RUN,)),
     Command("view('checkpoints')", ("3",), "Checkpoints", "saved states of the run", (RUN,)),
-    Command("view('info')", ("4",), "Info", "lineage, fence, devices, versions", (RUN,)),
+    Command("view('info')", ("4",), "Info", "lineage, ownership, devices, versions", (RUN,)),
     Command("view('curves')", ("1",), "Curves", "accelerators, processor, network, disks", (HOST,)),
     Command("view('machine')", ("2",), "Machine", "processes, accelerators, software, disks", (HOST,)),
     Command("view('progress')", ("1",), "Progress", "phases, copy, command log", (MIGRATION,)),
-    Command("view('certificate')", ("2",), "Certificate", "claims, and curves around the seal", (MIGRATION,)),
+    Command("view('certificate')", ("2",), "Certificate", "claims, and curves before and after", (MIGRATION,)),
     Command("view('downtime')", ("3",), "Downtime", "predicted and measured", (MIGRATION,)),
     Command("view('log')", ("4",), "Log", "all lines of the journal", (MIGRATION,)),
     Command("open", ("enter",), "Open", "open the selection, with marked runs", (FLEET,), hint=True),
@@ -95,6 +95,7 @@ COMMANDS = (
     Command("verify", ("V",), "Verify all", "hash all checkpoints, or marked; asks first", (FLEET,)),
     Command("leftovers", ("C",), "Clean", "list leftovers, and remove them", (FLEET,)),
     Command("mark", ("space",), "Mark", "mark a run, to compare its curve", (FLEET,), hint=True),
+    Command("mark_all", ("A",), "Mark all", "mark all runs that are shown, or none", (FLEET,)),
     Command("unmark", ("u",), "Unmark", "remove all marks", (FLEET,)),
     Command("sort", ("o",), "Sort", "by the next column (or click a heading)", (FLEET,), hint=True),
     Command("reverse", ("O",), "Reverse", "reverse the order", (FLEET,)),
@@ -117,10 +118,11 @@ COMMANDS = (
     Command("outliers", ("o",), "Outliers", "show spikes in full, or clip them", (RUN, HOST)),
     Command("tiles", ("t",), "Small multiples", "plots of other metrics; click enlarges", (RUN, HOST)),
     Command("overlay", ("c",), "Compare", "overlay another run's curve", (RUN,)),
+    Command("band", ("b",), "Mean and band", "mean and range of the compared runs, by group", (RUN,)),
     Command("full_log", ("A",), "Start of log", "read the log from its first line on", (RUN,), hint=True),
     Command("process", ("r",), "Process", "choose the process whose log is shown", (RUN,)),
     Command("verify", ("V",), "Verify", "hash the selected checkpoint in place", (RUN,), hint=True),
-    Command("diff", ("d",), "Diff", "compare checkpoints or attempts", (RUN,), hint=True),
+    Command("diff", ("d",), "Diff", "compare checkpoints, attempts, or configs of runs", (RUN,), hint=True),
     Command("export", ("E",), "Export model", "write the checkpoint for Hugging Face", (RUN,), hint=True, changes=True),
     Command("report", ("D",), "Report", "save a page about the run, to show others", (RUN,)),
     Command("next", ("enter",), "Next", "go to preflight, then to migration", (WIZARD,), hint=True, changes=True),
@@ -140,6 +142,10 @@ COMMANDS = (
     Command("delete", ("D",), "Delete", "delete the slice, after confirmation", (SLICES,), changes=True),
     Command("again", ("r",), "Refresh", "list the slices again", (SLICES,)),
     Command("dismiss", ("escape", "q", "4"), "Close", "deletion continues", (SLICES,)),
+    Command("leave_to('view(\\'hosts\\')')", ("1",), "Hosts", "close, and show the hosts", (SLICES,)),
+    Command("leave_to('view(\\'runs\\')')", ("2",), "Runs", "close, and show the runs", (SLICES,)),
+    Command("leave_to('view(\\'migrations\\')')", ("3",), "Migrations", "close, and show the migrations", (SLICES,)),
+    Command("leave_to('costs')", ("5",), "Costs", "close, and show the costs", (SLICES,)),
     Command("period", ("p",), "Period", "1, 7, 30, 90, 365 days", (COSTS,), hint=True),
     Command("again", ("r",), "Refresh", "read the hosts again", (COSTS,), hint=True),
     Command("rollback", ("r",), "Roll back", "return the run to its source", (MIGRATION,), hint=True, changes=True),
@@ -346,7 +352,8 @@ def document() -> str:
     lines += ["| command | effect |", "|---|---|"]
     for word in WORDS:
         star = " \\*" if word.changes else ""
-        lines.append(f"| `:{word.name}{' ' + word.argument if word.argument else ''}`{star} | {word.description} |")
+        typed = f":{word.name} {word.argument}".rstrip().replace("|", "&#124;")  # a bar would end the cell
+        lines.append(f"| <code>{typed}</code>{star} | {word.description} |")
     return "\n".join(lines) + "\n"
 
 

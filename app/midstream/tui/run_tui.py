@@ -15,7 +15,9 @@ from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import UNICODE
+from midstream.tui.style.terminal_background import is_light
 
 if TYPE_CHECKING:
     from midstream.migrate.journal.request import Request
@@ -72,6 +74,9 @@ def run_tui(
             errors.append(error)
             app.call_later(app.exit)
 
+    layout = SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path)
+    if not layout.has_theme and is_light():
+        layout.theme = palette.LIGHT
     app = MidstreamApp(
         session,
         session.actions,
@@ -80,7 +85,7 @@ def run_tui(
         start_run=start_run,
         request=request,
         demo=demo,
-        layout=SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path),
+        layout=layout,
         after_first_frame=start,
     )
     prompter = DialogPrompter(app)

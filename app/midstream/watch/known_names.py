@@ -91,8 +91,7 @@ def _checkpoints(fleet: Fleet, run: RunView) -> dict[str, JsonValue]:
 
     config = fleet.hosts.get(run.host)
     paths = records.RunPaths(config.root if config else "", run.run_id, run.store)
-    complete = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
-    newest = sorted(complete, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)[:CHECKPOINTS]
+    newest = sorted(run.usable, key=lambda checkpoint: checkpoint.order, reverse=True)[:CHECKPOINTS]
     prefix = "" if run.store else f"{run.host}:"
     return {
         "steps": [checkpoint.step for checkpoint in newest],

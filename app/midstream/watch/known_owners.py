@@ -40,8 +40,8 @@ def remember_owners(snapshot: Snapshot, only: Collection[str] | None = None) -> 
         seen = [
             (checkpoint.epoch, checkpoint.step, copy.host)
             for copy in owners
-            for checkpoint in copy.checkpoints
-            if checkpoint.complete and checkpoint.accepted and checkpoint.epoch <= judgement.chain.head.epoch
+            for checkpoint in copy.usable
+            if checkpoint.epoch <= judgement.chain.head.epoch
         ]
         epoch, step, host = max(seen) if seen else (0, None, "")
         before = judgement.remembered

@@ -226,6 +226,17 @@ def newest_value(curve: Sequence[Row], name: str, rows: int | None = None) -> An
     return next((row[name] for row in reversed(searched) if name in row), None)
 
 
+def numbers(curve: Sequence[Row], name: str, start: int, stop: int) -> tuple[array[float], bytes]:
+    """Return a column of the rows ``start <= i < stop``, as `CurveRows.numbers` does."""
+    if isinstance(curve, CurveRows):
+        return curve.numbers(name, start, stop)
+    values = [row.get(name) for row in curve[start:stop]]
+    return (
+        array("d", [value if isinstance(value, int | float) else float("nan") for value in values]),
+        bytes(name in row for row in curve[start:stop]),
+    )
+
+
 @functools.lru_cache(maxsize=1024)
 def _epochs(of: tuple[tuple[int, int], ...]) -> Mapping[int, int]:
     """Return attempt -> epoch, one dict for all runs with the same ones.

@@ -182,6 +182,11 @@ class RunView:
         return self.status.step if self.status else None
 
     @property
+    def usable(self) -> list[ListedCheckpoint]:
+        """The checkpoints that the run can continue from."""
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.usable]
+
+    @property
     def remark(self) -> str:
         """Reason of its wait, of its stop, or why it is unknown; empty for none."""
         if self.state == "unknown":

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from midstream.watch.loss_curve import numbers
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_core.json_types import LoggedRow
@@ -35,30 +36,59 @@ class Symptom:
 
 def symptoms(run: RunView, now: float) -> list[Symptom]:
     """Return the symptoms of a run's copy at ``now`` (UTC seconds on the run's host)."""
-    rows = [row for row in run.curve[-(RECENT + BEFORE) :] if "train/loss" in row]
+    recent = _Recent(run.curve)
     shown = []
-    stalled = _stalled(run, rows, now)
+    stalled = _stalled(run, recent, now)
     if stalled:
         shown.append(Symptom(STALLED, stalled))
-    bad = list(itertools.takewhile(lambda row: not math.isfinite(row["train/loss"]), reversed(rows)))
+    losses = recent.losses
+    bad = sum(1 for _ in itertools.takewhile(lambda loss: not math.isfinite(loss), reversed(losses)))
     if bad:
-        earlier = " or earlier" if len(bad) == len(rows) and len(rows) < len(run.curve) else ""
-        since = f"since step {bad[-1]['global_step']}{earlier}"
+        earlier = " or earlier" if bad == len(losses) and len(losses) < len(run.curve) else ""
+        since = f"since step {recent.step(-bad)}{earlier}"
         shown.append(Symptom(NOT_A_NUMBER, f"the loss is NaN or infinite {since}"))
-    elif rising := _diverging([row["train/loss"] for row in rows]):
+    elif rising := _diverging(losses):
         shown.append(Symptom(DIVERGING, rising))
     return shown
 
 
-def _stalled(run: RunView, rows: Sequence[LoggedRow], now: float) -> str:
-    if not run.running or run.state not in STEPPING or not rows or "time" not in rows[-1]:
+class _Recent:
+    """The newest rows with a loss. A guard looks at them at every report, so they are read by column."""
+
+    def __init__(self, curve: Sequence[LoggedRow]) -> None:
+        self._curve, self._begin = curve, max(0, len(curve) - (RECENT + BEFORE))
+        losses, exists = self._numbers("train/loss")
+        self._rows = [index for index, logged in enumerate(exists) if logged]
+        self.losses = [losses[index] for index in self._rows]
+
+    def _numbers(self, name: str) -> tuple[Sequence[float], bytes]:
+        return numbers(self._curve, name, self._begin, len(self._curve))
+
+    def step(self, index: int) -> int:
+        """Return the step of a row."""
+        return self._curve[self._begin + self._rows[index]]["global_step"]
+
+    def last_time(self) -> float | None:
+        """Return when the last row was complete (UTC seconds on its host), None if it does not say."""
+        return self._curve[self._begin + self._rows[-1]].get("time") if self._rows else None
+
+    def durations(self) -> list[float]:
+        """Return the seconds of the steps."""
+        values, exists = self._numbers("throughput/duration")
+        return [values[index] for index in self._rows if exists[index]]
+
+
+def _stalled(run: RunView, recent: _Recent, now: float) -> str:
+    last = recent.last_time()
+    if not run.running or run.state not in STEPPING or last is None:
         return ""
-    durations = [row["throughput/duration"] for row in rows if "throughput/duration" in row]
-    stall_time = max(MIN_STALL_TIME, STALL_STEPS * statistics.median(durations or [0.0]))
-    elapsed = now - rows[-1]["time"]
+    elapsed = now - last
+    if elapsed <= MIN_STALL_TIME:
+        return ""
+    stall_time = max(MIN_STALL_TIME, STALL_STEPS * statistics.median(recent.durations() or [0.0]))
     if elapsed <= stall_time:
         return ""
-    return f"no step for {elapsed:.0f} s after step {rows[-1]['global_step']}, and its process is running"
+    return f"no step for {elapsed:.0f} s after step {recent.step(-1)}, and its process is running"
 
 
 def _diverging(losses: Sequence[float]) -> str:

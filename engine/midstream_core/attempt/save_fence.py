@@ -78,13 +78,14 @@ def refuse_commit(fence: Fence, epoch: int, step: int, start: int, what: str) ->
     """
     if not fence.accepts_epoch(epoch, step):
         raise FenceRejectedError(
-            f"{what} is owned by {fence.owner} under epoch {fence.epoch}, "
-            f"sealed at step {fence.sealed_step}: step {step} of epoch {epoch} is not accepted; this attempt must end"
+            f"{what} is owned by {fence.owner} under ownership {fence.epoch}, "
+            f"sealed at step {fence.sealed_step}: step {step} of ownership {epoch} is not accepted; "
+            "this attempt must end"
         )
     if is_superseded(fence, epoch, start):
         raise SupersededError(
-            f"{what} was started again on {fence.owner} (start {fence.start} of epoch {epoch}): "
-            f"start {start} is superseded, step {step} is not accepted, and this process must end"
+            f"{what} was started again on {fence.owner} (start {fence.start} of ownership {epoch}): "
+            f"a later start has replaced start {start}, step {step} is not accepted, and this process must end"
         )
 
 
@@ -113,8 +114,8 @@ def seal(paths: RunPaths, *, epoch: int, owner: str, step: int, start: int = 0) 
             return old
         if old.start > start:
             raise SupersededError(
-                f"run {paths.run_id} was started again (start {old.start} of epoch {old.epoch}): "
-                f"start {start} is superseded and cannot seal it"
+                f"run {paths.run_id} was started again (start {old.start} of ownership {old.epoch}): "
+                f"a later start has replaced start {start}, which cannot seal it"
             )
         try:
             new = old.sealed(epoch, owner, step)

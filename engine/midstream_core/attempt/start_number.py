@@ -84,8 +84,8 @@ def _next(paths: RunPaths, epoch: int, fence: Fence | None, newest: Newest) -> t
         return None, ""
     if fence.epoch > epoch:
         raise FenceRejectedError(
-            f"run {paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at {fence.sealed_step}); "
-            f"epoch {epoch} cannot continue it"
+            f"run {paths.run_id} has passed to {fence.owner} (ownership {fence.epoch}, sealed at {fence.sealed_step}); "
+            f"ownership {epoch} cannot continue it"
         )
     name = newest(fence)
     parsed = parse_checkpoint_name(name) if name else None

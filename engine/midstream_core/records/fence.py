@@ -99,7 +99,7 @@ class Fence(JsonRecord):
 
     def refuse_last(self) -> None:
         """Raise RecordError where no epoch or no start can follow."""
-        _refuse_last(self.epoch, "epoch")
+        _refuse_last(self.epoch, "ownership")
         _refuse_last(self.start, "start")
 
     def continues(self, other: Fence) -> bool:
@@ -114,9 +114,9 @@ class Fence(JsonRecord):
         """
         if epoch <= self.epoch:
             raise RecordError(
-                f"the fence is already at epoch {self.epoch} (owner {self.owner}); cannot seal with {epoch}"
+                f"the fence is already at ownership {self.epoch} (owner {self.owner}); cannot seal with {epoch}"
             )
-        _refuse_last(epoch, "epoch")
+        _refuse_last(epoch, "ownership")
         return Fence(epoch, owner, step, [*self.seals, Seal(epoch - 1, step).to_json()], 0, self.starts)
 
     def started(self, newest: Optional[int]) -> Fence:
@@ -139,9 +139,9 @@ class Fence(JsonRecord):
         """
         if self.sealed_step is None or not self.seals or step < self.sealed_step:
             raise RecordError(
-                f"the fence (epoch {self.epoch}, sealed at {self.sealed_step}) has no migration to roll back"
+                f"the fence (ownership {self.epoch}, sealed at {self.sealed_step}) has no migration to roll back"
             )
-        _refuse_last(self.epoch + 1, "epoch")
+        _refuse_last(self.epoch + 1, "ownership")
         seals = [
             *self.seals[:-1],
             Seal(self.epoch - 1, step).to_json(),

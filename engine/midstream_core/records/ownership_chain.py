@@ -7,8 +7,9 @@ A host stores and compares chains; it cannot make one. The operator's machine si
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-from typing import ClassVar, Dict, List, Optional
+from typing import ClassVar, Dict, List, Optional, Tuple
 
 from midstream_core import json_shapes
 from midstream_core.json_types import JsonValue
@@ -78,15 +79,15 @@ class OwnershipChain(JsonRecord):
     run_id: str = dataclasses.field(metadata={"form": RUN_ID})
     records: List[Dict[str, JsonValue]] = dataclasses.field(metadata={"items": OwnershipRecord})
 
-    @property
-    def entries(self) -> List[OwnershipRecord]:
+    @functools.cached_property  # a guard judges all copies at every report
+    def entries(self) -> Tuple[OwnershipRecord, ...]:
         """The records, oldest first."""
-        return [OwnershipRecord.from_checked(record) for record in self.records]
+        return tuple(OwnershipRecord.from_checked(record) for record in self.records)
 
     @property
     def head(self) -> OwnershipRecord:
         """The newest record."""
-        return OwnershipRecord.from_checked(self.records[-1])
+        return self.entries[-1]
 
     def with_record(self, record: OwnershipRecord) -> OwnershipChain:
         """Return the chain with ``record`` at its end."""
@@ -111,7 +112,7 @@ class OwnershipChain(JsonRecord):
             if before is not None and (entry.previous != before.digest or entry.key != before.key):
                 raise RecordError("{} does not continue the record before it".format(where))
             if before is not None and entry.epoch < before.epoch:
-                raise RecordError("{} goes back from epoch {} to {}".format(where, before.epoch, entry.epoch))
+                raise RecordError("{} goes back from ownership {} to {}".format(where, before.epoch, entry.epoch))
             before = entry
         if before is None:
             raise RecordError("ownership.json has no record")

@@ -46,3 +46,10 @@ class MigrationLock(JsonRecord):
     # Process of the migration that may start the target, by a random number of its own. Empty: none may; None: not
     # recorded, by an older version.
     start_allowed: Optional[str] = dataclasses.field(default=None, metadata={"form": RUN_ID_OR_EMPTY})
+    released: bool = False  # the migration was rolled back, and no process of it acquires the lock again
+
+    @classmethod
+    def held_or_none(cls, path: str) -> Optional[MigrationLock]:
+        """Read a lock that is not released; None without one. Errors as of `read_or_none`."""
+        lock = cls.read_or_none(path)
+        return None if lock is None or lock.released else lock

@@ -166,7 +166,8 @@ class Replica(Loop):
         if command.action not in (records.STANDBY, records.PROMOTE):
             return f"{command.action}: a replica accepts standby, promote, restore and stop only"
         if command.epoch != self._attempt.epoch:
-            return f"the command is of epoch {command.epoch}, and this attempt replays for epoch {self._attempt.epoch}"
+            replayed = self._attempt.epoch
+            return f"the command is of ownership {command.epoch}, and this attempt replays for ownership {replayed}"
         if command.step is None or (command.action == records.STANDBY and command.step < self.step):
             return f"{command.action} at step {command.step}: the replica is at step {self.step} already"
         if command.action == records.PROMOTE and self._finite.reason:

@@ -112,7 +112,7 @@ def find_origin(attempt: AttemptRecord, config: TrainLmConfig, command: records.
     existing = list_checkpoints(attempt.paths)
     if any(checkpoint.complete for checkpoint in existing):
         raise EngineError(
-            f"run {attempt.paths.run_id} has checkpoints, but its fence (epoch {fence.epoch if fence else 0}) "
+            f"run {attempt.paths.run_id} has checkpoints, but its fence (ownership {fence.epoch if fence else 0}) "
             "accepts none of them (hint: name one with a restore command, or start a new run with another --trainer.id)"
         )
     if fence is not None and fence.sealed_step is not None:
@@ -144,8 +144,9 @@ def _newest_fence(attempt: AttemptRecord) -> records.Fence | None:
         fence = bucket_fence.newest_fence(attempt.paths, fence)
         if fence is not None and fence.epoch > attempt.epoch:
             raise FencedError(
-                f"run {attempt.paths.run_id} has passed to {fence.owner} (epoch {fence.epoch}, sealed at step "
-                f"{fence.sealed_step}) by the fence in {attempt.paths.store}; epoch {attempt.epoch} may not continue it"
+                f"run {attempt.paths.run_id} has passed to {fence.owner} (ownership {fence.epoch}, sealed at step "
+                f"{fence.sealed_step}) by the fence in {attempt.paths.store}; "
+                f"ownership {attempt.epoch} may not continue it"
             )
     return fence
 
@@ -167,7 +168,7 @@ def _saved_since(attempt: AttemptRecord, command: records.Command) -> Origin | N
         raise EngineError(f"the checkpoints of run {attempt.paths.run_id} cannot be read: {error}") from error
     if name is None or (only is None and read_manifest(attempt.paths.checkpoint(name)).epoch != attempt.epoch):
         return None
-    log.info("epoch %d was started before, and %s was saved since", attempt.epoch, name)
+    log.info("ownership %d was started before, and %s was saved since", attempt.epoch, name)
     return _origin(attempt.paths.checkpoint(name), True, migration=command.migration)
 
 

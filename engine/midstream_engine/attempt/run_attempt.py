@@ -100,7 +100,7 @@ def _run(
     devices = describe_devices()
     status.update(devices=devices, versions=versions())
     status.write()
-    log.info("attempt %d, epoch %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
+    log.info("attempt %d, ownership %d, on %d %s", attempt.number, attempt.epoch, len(devices), devices[0]["kind"])
     log_precision(config, jax.default_backend())
 
     if not attempt.standby:

@@ -117,7 +117,7 @@ def wait_on_standby(
 
 
 def _command(attempt: AttemptRecord, requests: Requests, status: StatusFile) -> records.Command | None:
-    status.update(state=records.WAITING, message=f"waits for its state, epoch {attempt.epoch}")
+    status.update(state=records.WAITING, message=f"waits for its state, ownership {attempt.epoch}")
     lease = Lease(attempt.files.lease)
     while True:
         # Process 0 has the lease, and all processes leave at the same look: each look waits for all.
@@ -160,7 +160,7 @@ def unfit(attempt: AttemptRecord, command: records.Command) -> str:
     if command.action != records.RESTORE:
         return f"{command.action}: a standby accepts restore and stop only"
     if command.epoch != attempt.epoch:
-        return f"the command is of epoch {command.epoch}, and this attempt waits for epoch {attempt.epoch}"
+        return f"the command is of ownership {command.epoch}, and this attempt waits for ownership {attempt.epoch}"
     if not command.checkpoint or not command.root_digest or records.parse_checkpoint_name(command.checkpoint) is None:
         return f"restore names no checkpoint and root digest (found {command.checkpoint!r})"
     try:
@@ -179,8 +179,8 @@ def unowned(attempt: AttemptRecord) -> str:
     except FenceUnreadableError as error:
         return str(error)
     if fence is None or (fence.epoch, fence.owner) != (attempt.epoch, attempt.target):
-        owner = "there is none" if fence is None else f"epoch {fence.epoch}, owner {fence.owner}"
-        return f"the fence does not name {attempt.target} as owner of epoch {attempt.epoch} ({owner})"
+        owner = "there is none" if fence is None else f"ownership {fence.epoch}, owner {fence.owner}"
+        return f"the fence does not name {attempt.target} as owner of ownership {attempt.epoch} ({owner})"
     return ""
 
 
@@ -192,5 +192,6 @@ def check_not_passed(attempt: AttemptRecord) -> None:
         return  # the check of a command reports it
     if fence is not None and fence.epoch > attempt.epoch:
         raise FencedError(
-            f"the run has passed to {fence.owner} (epoch {fence.epoch}); this attempt waits for epoch {attempt.epoch}"
+            f"the run has passed to {fence.owner} (ownership {fence.epoch}); "
+            f"this attempt waits for ownership {attempt.epoch}"
         )

@@ -33,7 +33,7 @@ def take_start(attempt: AttemptRecord, status: StatusFile, *, restores: bool) ->
         raise FencedError(str(error)) from None
     if fence is None:
         return attempt
-    log.info("start %d of epoch %d", fence.start, fence.epoch)
+    log.info("start %d of ownership %d", fence.start, fence.epoch)
     status.update(start=fence.start)
     return dataclasses.replace(attempt, start=fence.start)
 

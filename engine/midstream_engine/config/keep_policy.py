@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 Kind = Literal["permanent", "temporary"]
 
@@ -50,14 +49,6 @@ class KeepPolicy:
                 )
             else:
                 reached = rule.until
-
-    @classmethod
-    def of(cls, save_interval: float, keep: Sequence[Mapping[str, Any]]) -> KeepPolicy:
-        """Return the policy of a configuration's list of intervals.
-
-        The list is ``[{every: N, until: M}, ..., {every: K}]``.
-        """
-        return cls(float(save_interval), tuple(KeepEvery(rule["every"], rule.get("until")) for rule in keep))
 
     def is_permanent(self, step: int) -> bool:
         """Return whether ``step-<step>`` is never deleted. Step 0 is never permanent."""

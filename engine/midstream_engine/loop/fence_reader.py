@@ -62,7 +62,7 @@ class FenceReader:
             log.error("%s", reason)
             self._status.update(message=reason)
         else:
-            log.info("the fence can be read again: epoch %d", self._epoch)
+            log.info("the fence can be read again: ownership %d", self._epoch)
             if self._status.value.message == before:
                 self._status.update(message="")
 
@@ -73,12 +73,12 @@ class FenceReader:
         """
         if superseded:
             raise FencedError(
-                f"the run was started again (start {self._start} of epoch {epoch}): this start ends at step {step}"
+                f"the run was started again (start {self._start} of ownership {epoch}): this start ends at step {step}"
             )
-        owner = f"epoch {epoch}"
+        owner = f"ownership {epoch}"
         fence = None
         with contextlib.suppress(FenceUnreadableError):
             fence = read_fence(self._paths)
         if fence is not None and fence.epoch == epoch:  # this host's fence may be older than another process's
-            owner = f"{fence.owner} (epoch {epoch}, sealed at step {fence.sealed_step})"
+            owner = f"{fence.owner} (ownership {epoch}, sealed at step {fence.sealed_step})"
         raise FencedError(f"the run belongs to {owner}: this attempt ends at step {step}")

@@ -13,7 +13,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -24,11 +23,9 @@ from midstream_core.attempt.errors import FencedError
 from midstream_core.attempt.save_fence import FenceRejectedError, FenceUnreadableError
 from midstream_core.attempt.status_file import StatusFile
 from midstream_core.json_types import JsonValue
-from midstream_engine.array_types import Leaf
 from midstream_engine.computation.finiteness import float_names
 from midstream_engine.computation.programs import CompiledRun
 from midstream_engine.computation.train_state import TrainState
-from midstream_engine.computation.train_step import StepResult
 from midstream_engine.data.batches import Batch
 from midstream_engine.data.prefetch import Prefetch
 from midstream_engine.loop import flops
@@ -37,6 +34,7 @@ from midstream_engine.loop.fence_reader import FenceReader
 from midstream_engine.loop.finite_check import FiniteCheck
 from midstream_engine.loop.profile import Profile
 from midstream_engine.loop.requests import Known, Requests, Wanted
+from midstream_engine.loop.running_update import RunningUpdate
 from midstream_engine.loop.saving import NotSavedError, Saver
 from midstream_engine.loop.sealing import seal_together
 from midstream_engine.runtime.attempt_record import AttemptRecord
@@ -50,23 +48,6 @@ FENCE_POLL_INTERVAL = 1.0  # seconds, while the fence is unreadable after the la
 # act at that boundary, so that a long update does not delay them by another one.
 DISPATCH_LEAD = 0.1
 DISPATCH_POLL_INTERVAL = 0.005  # seconds
-
-
-@dataclass(frozen=True)
-class Running:
-    """An update that was dispatched and is not settled."""
-
-    index: int
-    batch: Batch
-    result: StepResult
-    dispatched: float  # seconds of the monotonic clock
-    loading: float  # seconds that the loop waited for the batch
-
-    @property
-    def done(self) -> bool:
-        """Whether the devices have computed it."""
-        loss: Leaf = self.result.loss  # jax.Array declares no is_ready
-        return loss.is_ready()
 
 
 class Loop:
@@ -106,7 +87,7 @@ class Loop:
         self._reader = BatchReader(setup, attempt.processes)
         self._trainer = setup.config.trainer
         self._finite = FiniteCheck(self._trainer, status, float_names(setup.template))
-        self._running: Running | None = None
+        self._running: RunningUpdate | None = None
         self._completed = 0.0  # time of the newest settled update, seconds of the monotonic clock
         self._duration = 0.0  # seconds of that update
         self._fence = FenceReader(attempt.paths, status)
@@ -189,7 +170,7 @@ class Loop:
         self.state, result = self._programs.step(self.state, number, tokens, mask)
         for array in jax.tree.leaves(result):
             array.copy_to_host_async()
-        before, self._running = self._running, Running(index, batch, result, loaded, loaded - began)
+        before, self._running = self._running, RunningUpdate(index, batch, result, loaded, loaded - began)
         if before is not None:
             self._complete(before)
 
@@ -199,7 +180,7 @@ class Loop:
         if running is not None:
             self._complete(running)
 
-    def _complete(self, running: Running) -> None:
+    def _complete(self, running: RunningUpdate) -> None:
         """Wait for an update, check it, and write its row.
 
         With an evaluation due, ``state`` is the state after the update.
@@ -220,7 +201,7 @@ class Loop:
             self._logged = time.monotonic()
             log.info("step %d: loss %.4f, %.0f ms", index, loss, 1000 * duration)
 
-    def _row(self, running: Running, loss: float, duration: float, now: float) -> dict[str, JsonValue]:
+    def _row(self, running: RunningUpdate, loss: float, duration: float, now: float) -> dict[str, JsonValue]:
         """Return the metrics row of an update that was complete at ``now`` (UTC seconds)."""
         setup, index, result = self._setup, running.index, running.result
         tokens, samples = setup.tokens_at(index), setup.batch_schedule.first_sample(index + 1)
@@ -355,7 +336,7 @@ class Loop:
             except FenceUnreadableError as error:
                 self._status.update(state=records.TRAINING, rejected=command.sequence, message=str(error))
                 return requested.signalled  # the state is saved, and the signal comes only once
-            log.info("sealed at step %d: epoch %d belongs to %s", self.step, fence.epoch, fence.owner)
+            log.info("sealed at step %d: ownership %d belongs to %s", self.step, fence.epoch, fence.owner)
         self._acknowledge(command, write=False)
         return True
 

@@ -80,7 +80,7 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
     given_attempt = _number(environment, "MIDSTREAM_ATTEMPT")
     standby = given_attempt is not None and _is_standby(paths.attempt(given_attempt))
     if standby and given_epoch is None:
-        raise EngineError("a standby attempt has no epoch (hint: set MIDSTREAM_EPOCH)")
+        raise EngineError("a standby attempt has no ownership (hint: set MIDSTREAM_EPOCH)")
     with records.locked(paths.lock):
         fence = records.Fence.read_or_none(paths.fence)
         if fence is None and standby:
@@ -95,8 +95,8 @@ def open_attempt(root: str, run_id: str, environment: Mapping[str, str], store: 
     epoch = fence.epoch if given_epoch is None else given_epoch
     if fence.epoch > epoch:
         raise FencedError(
-            f"run {run_id} belongs to {fence.owner} (epoch {fence.epoch}, sealed at step {fence.sealed_step}); "
-            f"epoch {epoch} cannot continue it"
+            f"run {run_id} belongs to {fence.owner} (ownership {fence.epoch}, sealed at step {fence.sealed_step}); "
+            f"ownership {epoch} cannot continue it"
         )
     if given_attempt is not None:
         number = given_attempt

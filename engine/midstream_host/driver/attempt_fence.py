@@ -24,7 +24,7 @@ def check_fence(place: AttemptPlace, *, first: bool) -> AttemptPlace:
             fence.write(paths.fence)
     if fence is not None and fence.epoch > place.epoch:
         raise save_fence.FenceRejectedError(
-            "run {} belongs to {} (epoch {}, sealed at step {}); epoch {} cannot continue it".format(
+            "run {} belongs to {} (ownership {}, sealed at step {}); ownership {} cannot continue it".format(
                 paths.run_id, fence.owner, fence.epoch, fence.sealed_step, place.epoch
             )
         )
@@ -45,11 +45,11 @@ def keep_fence(place: AttemptPlace) -> None:
         return
     if fence is not None and fence.epoch > place.epoch:
         raise save_fence.FenceRejectedError(
-            "run {} has passed to {} (epoch {})".format(place.paths.run_id, fence.owner, fence.epoch)
+            "run {} has passed to {} (ownership {})".format(place.paths.run_id, fence.owner, fence.epoch)
         )
     if fence is not None and place.start and save_fence.is_superseded(fence, place.epoch, place.start):
         raise save_fence.FenceRejectedError(
-            "run {} was started again (start {} of epoch {}): start {} ends".format(
+            "run {} was started again (start {} of ownership {}): start {} ends".format(
                 place.paths.run_id, fence.start, fence.epoch, place.start
             )
         )

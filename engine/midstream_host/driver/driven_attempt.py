@@ -75,7 +75,7 @@ class DrivenAttempt:
         block_signals()  # before any thread
         place = self._place
         print("resolved configuration:\n{}".format(json.dumps(run.to_json(), indent=1)), flush=True)
-        say("attempt {} of {} under epoch {}".format(place.number, place.paths.run_id, place.epoch))
+        say("attempt {} of {} under ownership {}".format(place.number, place.paths.run_id, place.epoch))
         first = records.Command.read_or_none(place.files.command_file)
         standby = first is not None and first.action == records.STANDBY
         for directory in (place.paths.attempts, place.paths.pins, place.paths.checkpoints, place.files.dir):

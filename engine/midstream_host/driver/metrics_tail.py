@@ -239,12 +239,3 @@ def _last_beginning(rows: List[Row]) -> int:
                 index_found = index
             highest = step
     return index_found
-
-
-def read_rows(path: str) -> List[Row]:
-    """Return the complete rows of a file; none where it is absent."""
-    try:
-        with records.open_regular(path) as file:
-            return records.parse_metrics(file.read().decode(errors="replace").splitlines())
-    except FileNotFoundError:
-        return []

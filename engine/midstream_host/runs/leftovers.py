@@ -18,7 +18,7 @@ from typing import Iterator, List, Literal, Mapping, Optional, Tuple
 
 from midstream_core import records
 from midstream_host.declarations import once, reads
-from midstream_host.runs import damaged_records, run_checkpoints, writers
+from midstream_host.runs import checkpoint_pins, damaged_records, run_checkpoints, writers
 from midstream_host.runs.damaged_records import names_in
 from midstream_host.shapes import FileName, Text
 
@@ -134,7 +134,7 @@ def _reason(paths: records.RunPaths, path: str, kind: str, processes: List[write
     may_write = next((process.why for process in processes if _may_commit(process, fence)), "")
     if kind == "trash":
         manifest = posixpath.join(paths.dir, path, records.MANIFEST)
-        if name[len(TRASH) :] in run_checkpoints.pinned(paths) and os.path.exists(manifest):
+        if name[len(TRASH) :] in checkpoint_pins.pinned(paths) and os.path.exists(manifest):
             return "it is pinned: the next save restores it"
         return may_write or _only_state(paths, name, manifest)
     match = _TEMPORARY.fullmatch(name)

@@ -78,6 +78,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
     """Read every record of the run that can be read. Writes nothing."""
     paths = records.RunPaths(root, records.check_run_id(run_id))
     damaged = damaged_records.find(paths, most=MAX_DAMAGED)
+    lock = _read(records.MigrationLock, paths.migration_lock)
     return RunEvidence(
         exists=os.path.lexists(paths.dir),
         now=time.time(),
@@ -86,7 +87,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
         changed={name: _changed(posixpath.join(paths.dir, name)) for name in damaged},
         fence=_read(records.Fence, paths.fence),
         lineage=_read(records.Lineage, paths.lineage),
-        migration_lock=_read(records.MigrationLock, paths.migration_lock),
+        migration_lock=None if lock is None or lock.released else lock,
         config=_text(paths.config),
         checkpoints=_checkpoints(paths),
         attempts=[_attempt(paths, number) for number in run_state.attempts(paths)],
@@ -98,7 +99,7 @@ def evidence(root: str, run_id: str) -> RunEvidence:
 def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileName:
     """Replace a damaged or missing record by ``value``, or by nothing (None).
 
-    The old file is kept beside it; its new name is returned, empty where there was no file.
+    A fence is also replaced by one of a later epoch. The old file is kept beside it; its new name is returned, empty where there was no file.
 
     Raises:
         RefusedError: The record can be read: another process has repaired it. Or a newer midstream wrote it.
@@ -108,7 +109,8 @@ def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileN
     path = posixpath.join(paths.dir, file)
     new = kind.from_json(dict(value), file) if value is not None else None
     with records.locked(paths.lock):
-        if file not in damaged_records.find(paths, most=MAX_DAMAGED) and os.path.lexists(path):
+        readable = file not in damaged_records.find(paths, most=MAX_DAMAGED) and os.path.lexists(path)
+        if readable and not (isinstance(new, records.Fence) and records.Fence.read(path).epoch < new.epoch):
             raise run_state.RefusedError("{} of {} can be read by now: nothing was written".format(file, run_id))
         if damaged_records.newer(paths, [file]):
             raise run_state.RefusedError("a newer midstream wrote {} of {}: nothing was written".format(file, run_id))
@@ -216,7 +218,7 @@ def _engines() -> Iterator[Tuple[int, List[str]]]:
 
 def _checkpoints(paths: records.RunPaths) -> List[ListedCheckpoint]:
     named = (run_checkpoints.described(paths, name) for name in names_in(paths.checkpoints))
-    return sorted(filter(None, named), key=lambda entry: (entry.step, entry.attempt))
+    return sorted(filter(None, named), key=lambda entry: entry.order)
 
 
 def _rows(path: str) -> Tuple[Optional[int], Optional[int]]:

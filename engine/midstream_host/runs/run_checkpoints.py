@@ -5,16 +5,14 @@ Runs on the host; standard library only.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import posixpath
-import time
 from typing import Any, Collection, Dict, List, Optional, Tuple
 
 from midstream_core import records
 from midstream_core.listed_checkpoint import ListedCheckpoint
-from midstream_host.runs import damaged_records
+from midstream_host.runs import checkpoint_pins, damaged_records
 from midstream_host.runs.damaged_records import names_in, signature
 from midstream_host.shapes import Annotated
 
@@ -42,7 +40,7 @@ def checkpoints(paths: records.RunPaths, cached: Optional[KnownManifests] = None
 
 def _listed(paths: records.RunPaths, names: Collection[str], cached: KnownManifests) -> List[ListedCheckpoint]:
     fence = records.Fence.read_or_none(paths.fence)
-    pins = pinned(paths)
+    pins = checkpoint_pins.pinned(paths)
     listed: List[ListedCheckpoint] = []
     for name in names:
         checkpoint = described(paths, name, cached)
@@ -54,7 +52,7 @@ def _listed(paths: records.RunPaths, names: Collection[str], cached: KnownManife
         listed.append(dataclasses.replace(checkpoint, pinned=name in pins, accepted=accepted))
     for name in set(cached).difference(names):
         del cached[name]
-    return sorted(listed, key=lambda entry: (entry.step, entry.attempt))
+    return sorted(listed, key=lambda entry: entry.order)
 
 
 def described(
@@ -98,18 +96,3 @@ def _damaged(partial: ListedCheckpoint, why: str, path: str) -> ListedCheckpoint
     prefix = path + ": "
     why = " ".join(why[len(prefix) :].split() if why.startswith(prefix) else why.split())
     return dataclasses.replace(partial, damaged="{}: {}".format(records.MANIFEST, why[: damaged_records.MAX_REASON]))
-
-
-def pinned(paths: records.RunPaths) -> Dict[str, float]:
-    """Pinned checkpoints, each with the time at which its pin expires (UTC seconds)."""
-    try:
-        names = os.listdir(paths.pins)
-    except FileNotFoundError:
-        return {}
-    pins: Dict[str, float] = {}
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, records.RecordError):
-            pin = records.Pin.read(posixpath.join(paths.pins, name))
-            if pin.expires > time.time():
-                pins[pin.checkpoint] = pin.expires
-    return pins

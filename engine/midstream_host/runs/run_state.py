@@ -61,7 +61,7 @@ class RunDescription(ProcessState):
     @property
     def usable(self) -> List[ListedCheckpoint]:
         """The complete, accepted checkpoints."""
-        return [entry for entry in self.checkpoints if entry.complete and entry.accepted]
+        return [entry for entry in self.checkpoints if entry.usable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,30 +374,3 @@ def signal(root: str, run_id: str, attempt: int, name: str) -> bool:
             os.kill(identity.pid, signals.Signals[name].value)
             signalled = True
     return signalled
-
-
-@repeatable("it writes the same pin again")
-def pin(root: str, run_id: str, migration: str, checkpoint: str, expires: float) -> None:
-    """Keep retention from deleting a checkpoint until ``expires``.
-
-    Args:
-        root: Root directory of the host.
-        run_id: The run.
-        migration: The migration that needs the checkpoint; it has one pin.
-        checkpoint: Name of the checkpoint.
-        expires: UTC seconds.
-    """
-    paths = records.RunPaths(root, run_id)
-    os.makedirs(paths.pins, exist_ok=True)
-    records.Pin(checkpoint, expires).write(_pin_path(paths, migration))
-
-
-@repeatable("what is removed stays removed")
-def unpin(root: str, run_id: str, migration: str) -> None:
-    """Remove the pin of a migration."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(_pin_path(records.RunPaths(root, run_id), migration))
-
-
-def _pin_path(paths: records.RunPaths, migration: str) -> str:
-    return posixpath.join(paths.pins, records.check_run_id(migration) + ".json")

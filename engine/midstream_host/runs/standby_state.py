@@ -15,9 +15,9 @@ from typing import Any, Dict, List, Literal, Optional
 from midstream_core import records
 from midstream_core.attempt import replay_file
 from midstream_core.json_types import JsonObject, int_of, object_or_empty
-from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
 from midstream_host.declarations import MANIFEST_LIMIT, reads, repeatable
-from midstream_host.runs import losses, ownership, run_checkpoints, run_state
+from midstream_host.runs import checkpoint_pins, losses, ownership, run_checkpoints, run_state
 from midstream_host.runs.run_checkpoints import CheckpointName
 
 POLL_INTERVAL = 0.02  # seconds
@@ -122,17 +122,16 @@ def pin_newest(root: str, run_id: str, migration: str, expires: float, name: str
         checkpoint = _newest(paths, name)
         if checkpoint is None:
             return None
-        run_state.pin(root, run_id, migration, checkpoint.name, expires)
+        checkpoint_pins.pin(root, run_id, migration, checkpoint.name, expires)
         if os.path.exists(posixpath.join(paths.checkpoint(checkpoint.name), records.MANIFEST)):
             return checkpoint
 
 
 def _newest(paths: records.RunPaths, name: str) -> Optional[ListedCheckpoint]:
-    usable = [
-        checkpoint for checkpoint in run_checkpoints.checkpoints(paths) if checkpoint.complete and checkpoint.accepted
-    ]
-    usable = [checkpoint for checkpoint in usable if name in ("", checkpoint.name)]
-    return max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt)) if usable else None
+    checkpoints = run_checkpoints.checkpoints(paths)
+    return newest_checkpoint(
+        checkpoint for checkpoint in checkpoints if checkpoint.usable and name in ("", checkpoint.name)
+    )
 
 
 @repeatable("a lease may be renewed at any time")

@@ -87,7 +87,7 @@ def _unknown(number: int, status: Optional[records.Status]) -> str:
 
 def _migration(paths: records.RunPaths) -> Optional[Writer]:
     try:
-        lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        lock = records.MigrationLock.held_or_none(paths.migration_lock)
     except records.RecordError:
         return Writer(MIGRATION, 0, "unknown", "{} cannot be read".format(paths.migration_lock))
     if lock is None or lock.expires <= time.time():

@@ -17,6 +17,7 @@ from midstream_host.driver.trainer_process import end_processes
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.programs import program_texts
 
+ENVIRONMENTS = (".venv", "venv", "env")  # virtual environments, by the usual names
 MAX_PROCESSES = 64  # processes that are reported
 MAX_COMMAND = 4096  # characters of a command line
 MAPS = 8 << 20  # bytes of the list of files that a process has mapped
@@ -64,6 +65,7 @@ class TrainerDirectory:
     programs: List[FileName]
     imports: List[Text]
     run_file: Optional[Text]  # text of its run.yaml
+    interpreters: List[FileName] = dataclasses.field(default_factory=lambda: [])  # of virtual environments in it
 
 
 @repeatable("what has ended stays ended")
@@ -103,7 +105,15 @@ def look(directory: str) -> TrainerDirectory:
         run_file = records.read_bytes(posixpath.join(directory, "run.yaml"), 1 << 20).decode(errors="replace")
     except (OSError, records.RecordError):
         run_file = None
-    return TrainerDirectory(directory, _training(directory), programs, sorted(imports)[:MAX_PROCESSES], run_file)
+    interpreters = [posixpath.join(directory, name, "bin/python") for name in ENVIRONMENTS]
+    return TrainerDirectory(
+        directory,
+        _training(directory),
+        programs,
+        sorted(imports)[:MAX_PROCESSES],
+        run_file,
+        [path for path in interpreters if os.access(path, os.X_OK)],
+    )
 
 
 def _training(directory: str) -> List[TrainingProcess]:
@@ -210,6 +220,23 @@ def _stat(pid: int) -> List[str]:
         return stat.read().rsplit(")", 1)[1].split()
 
 
+def _started_as(word: str, executable: str, directory: str, variables: Dict[str, str]) -> str:
+    """Return the path by which a process was started.
+
+    An interpreter has the packages of a virtual environment only if it is started by the link there.
+    """
+    if word.startswith("/"):
+        return word
+    folders = [directory] if "/" in word else variables.get("PATH", "").split(":")
+    if "/" not in word and variables.get("VIRTUAL_ENV"):
+        folders.append(posixpath.join(variables["VIRTUAL_ENV"], "bin"))
+    for folder in folders:
+        path = posixpath.normpath(posixpath.join(directory, folder, word))
+        if os.path.realpath(path) == executable:
+            return path
+    return executable
+
+
 def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
     """Describe a process of this user that works in the directory and is no shell.
 
@@ -236,7 +263,7 @@ def _process(pid: int, directory: str) -> Optional[TrainingProcess]:
         started=started,
         parent=parent,
         words=[word[:MAX_COMMAND] for word in words[:256]],
-        executable=words[0] if words[0].startswith("/") else executable,
+        executable=_started_as(words[0], executable, directory, pairs),
         directory=directory,
         variables=sorted(pairs)[:512],
         distributed={key: pairs[key][:100] for key in SHOWN if key in pairs},

@@ -70,7 +70,7 @@ def test_background_save_checks_fence_at_commit(paths: RunPaths) -> None:
     first_fence("small").write(paths.fence)
     pending = begin(paths, {"x": np.zeros(3, np.float32)}, step=11)
     seal(paths, epoch=2, owner="large", step=10)
-    with pytest.raises(FenceRejectedError, match="owned by large under epoch 2, sealed at step 10"):
+    with pytest.raises(FenceRejectedError, match="owned by large under ownership 2, sealed at step 10"):
         pending.finish()
     assert list_checkpoints(paths) == []
 

@@ -31,6 +31,10 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(str(tmp_path), "run")
 
 
+def policy_of(save_interval: float, keep: list[dict[str, int]]) -> KeepPolicy:
+    return KeepPolicy(float(save_interval), tuple(KeepEvery(**rule) for rule in keep))
+
+
 def names(paths: RunPaths) -> list[str]:
     return [found.name for found in list_checkpoints(paths)]
 
@@ -41,18 +45,18 @@ def pin(paths: RunPaths, name: str, expires: float, migration: str = "m1") -> No
 
 
 def test_keep_policy_of_levanter_guide_keeps_as_documented() -> None:
-    policy = KeepPolicy.of(900, GUIDE)
+    policy = policy_of(900, GUIDE)
     kept = [step for step in range(0, 70_001, 500) if policy.is_permanent(step)]
     assert kept == [*range(1000, 10_001, 1000), *range(15_000, 40_001, 5000), *range(50_000, 70_001, 10_000)]
 
 
 def test_keep_policy_keeps_nothing_after_last_until() -> None:
-    policy = KeepPolicy.of(900, [{"every": 10, "until": 30}])
+    policy = policy_of(900, [{"every": 10, "until": 30}])
     assert [step for step in range(100) if policy.is_permanent(step)] == [10, 20, 30]
 
 
 def test_keep_policy_default_is_10000_steps_and_15_minutes() -> None:
-    assert KeepPolicy() == KeepPolicy.of(900, [{"every": 10_000}])
+    assert KeepPolicy() == policy_of(900, [{"every": 10_000}])
 
 
 @pytest.mark.parametrize(
@@ -69,12 +73,12 @@ def test_keep_policy_default_is_10000_steps_and_15_minutes() -> None:
 )
 def test_keep_policy_refuses_invalid_rules(keep: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        KeepPolicy.of(900, keep)
+        policy_of(900, keep)
 
 
 def test_keep_policy_refuses_invalid_interval() -> None:
     with pytest.raises(ValueError, match=r"save_interval is 0\.0 seconds"):
-        KeepPolicy.of(0, [])
+        policy_of(0, [])
 
 
 def test_temporary_saves_follow_time_and_permanent_reset_it() -> None:

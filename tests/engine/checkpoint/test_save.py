@@ -175,7 +175,7 @@ def test_older_epoch_past_seal_is_refused_at_start_and_commit(paths: RunPaths, m
     save(paths, small, 10)
     fence = seal(paths, epoch=2, owner="large", step=10)
     assert fence == first_fence("small").sealed(2, "large", 10) == read_fence(paths)
-    with pytest.raises(FenceRejectedError, match="owned by large under epoch 2, sealed at step 10"):
+    with pytest.raises(FenceRejectedError, match="owned by large under ownership 2, sealed at step 10"):
         save(paths, small, 11)
 
     # The seal arrives while objects are being written: only the commit can detect it.
@@ -208,5 +208,5 @@ def test_sealing_is_idempotent_and_refuses_lower_epoch(paths: RunPaths) -> None:
     os.makedirs(paths.dir)
     first_fence("small").write(paths.fence)
     assert seal(paths, epoch=2, owner="large", step=10) == seal(paths, epoch=2, owner="large", step=10)
-    with pytest.raises(FenceRejectedError, match="already at epoch 2"):
+    with pytest.raises(FenceRejectedError, match="already at ownership 2"):
         seal(paths, epoch=2, owner="other", step=10)

@@ -50,7 +50,7 @@ def test_superseded_start_commits_nothing_and_removes_nothing(paths: RunPaths) -
     late = begin_save(paths, SMALL, DOCUMENT, step=8, attempt=1, epoch=1, start=1, copy=Copy.NONE)
     assert take(paths).order == (1, 2)
     save(paths, OTHER, step=8, start=2)  # the name that the late save has, too
-    with pytest.raises(FenceRejectedError, match="start 1 is superseded"):
+    with pytest.raises(FenceRejectedError, match="a later start has replaced start 1"):
         begin_save(paths, SMALL, DOCUMENT, step=9, attempt=1, epoch=1, start=1, copy=Copy.NONE)
     assert Retention(POLICY, 0.0).prune(paths, own=(1, 1)) == []
     assert names(paths) == ["step-5-a001", "step-8-a001"]

@@ -15,7 +15,6 @@ from midstream_host.driver.attempt_place import AttemptPlace
 from midstream_host.driver.attempt_trainer import AttemptTrainer
 from midstream_host.driver.checkpoint_watch import CheckpointWatch
 from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints
-from midstream_host.driver.metrics_tail import read_rows
 from midstream_host.driver.recorded_checkpoints import usable
 from midstream_host.driver.run_file import Checkpoints, Metrics, RunFile, World
 from midstream_host.driver.trainer_setup import Node, TrainerSetup
@@ -46,7 +45,11 @@ class Attempt:
         for _ in range(3):
             tail.poll()
         tail.close()
-        return [row["global_step"] for row in read_rows(self.paths.attempt(2).metrics)]
+        return [row["global_step"] for row in metrics_of(self.paths)]
+
+
+def metrics_of(paths: records.RunPaths) -> list[dict[str, Any]]:
+    return records.parse_metrics(Path(paths.attempt(2).metrics).read_text().splitlines())
 
 
 def write_checkpoint(directory: Path, step: int) -> None:
@@ -145,7 +148,7 @@ def test_metrics_of_an_adopted_trainer_are_its_own(tmp_path: Path) -> None:
     for _ in range(3):
         tail.poll()
     tail.close()
-    assert len(read_rows(attempt.paths.attempt(2).metrics)) == 5
+    assert len(metrics_of(attempt.paths)) == 5
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../../step-39", "run/../../x"])

@@ -343,7 +343,7 @@ def test_requeued_engine_supersedes_one_that_goes_on(
         slurm_cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         log = Path(run.paths.attempt(1).log(0))
         # It reads the fence at a boundary, or at its next commit.
-        says = ("this start ends at step", "start 1 is superseded")
+        says = ("this start ends at step", "a later start has replaced start 1")
         run.wait(lambda _: any(word in log.read_text() for word in says), "the first engine ends itself", 400)
     finally:
         slurm_cluster.revive(node)

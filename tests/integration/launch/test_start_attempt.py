@@ -269,7 +269,7 @@ def test_launch_is_refused_if_it_would_fork_the_run(
     ("epoch", "owner", "message"),
     [
         (2, "other", "run mine belongs to other since step 100, according to far"),
-        (1, "other", r"far has a run mine already, of other \(epoch 1\)"),
+        (1, "other", r"far has a run mine already, of other \(ownership 1\)"),
     ],
 )
 def test_launch_is_refused_if_another_host_has_the_run(

@@ -132,7 +132,7 @@ def test_attempt_that_is_commanded_is_waited_for(migration: Migration, target: R
 def test_attempt_that_trains_is_no_standby(migration: Migration, target: RunDirectory) -> None:
     put(target, 2, records.TRAINING, 2, RESTORE)
     seen(migration.watch, lambda snapshot: (run := run_of(snapshot, "r")) is not None and run.attempt == 2)
-    with pytest.raises(MidstreamError, match="is no standby: it is training under epoch 2"):
+    with pytest.raises(MidstreamError, match="is no standby: it is training under ownership 2"):
         check_can_wait(migration, migration.target_group, 2)
 
 
@@ -146,7 +146,7 @@ def test_command_decides_before_first_status(migration: Migration, target: RunDi
 
 
 def test_acknowledged_promotion_is_not_sent_again(migration: Migration, target: RunDirectory) -> None:
-    """The replica has epoch 0 until the step of its promotion, and rejects a promotion after it."""
+    """The replica has ownership 0 until the step of its promotion, and rejects a promotion after it."""
     promote = dataclasses.replace(RESTORE, action=records.PROMOTE, sequence=3)
     put(target, 2, records.REPLAYING, 0, promote, acknowledged=3)
     host, fence = migration.target, records.Fence.read(target.paths.fence)

@@ -25,7 +25,8 @@ from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import FORMAT, UNKNOWN, Plan
 from midstream.migrate.journal_recovery import reestablish
 from midstream.migrate.planning import measured_rates
-from midstream.migrate.steps.migration import Migration, MovedOnError
+from midstream.migrate.steps import observation
+from midstream.migrate.steps.migration import Migration, MovedOnError, NeedsOperatorError, replayed
 from midstream.watch.watcher import Watcher
 from midstream_core import records
 from support.command_line import Ended, midstream
@@ -144,7 +145,7 @@ def test_refusal_shows_the_records_of_the_hosts(directory: MigrationDirectory, t
         no_traceback(done)
         assert done.stderr.count("\n") == 1
         assert "plan.json is empty" in done.stderr
-        assert "a has run r locked for it: epoch 2, owner b, sealed at step 9" in done.stderr
+        assert "a has run r locked for it: ownership 2, owner b, sealed at step 9" in done.stderr
     assert not directory.request_file.exists(), "a refused rollback leaves no request"
 
 
@@ -341,6 +342,30 @@ def test_lost_journal_is_reestablished_from_hosts(migration: Migration, tmp_path
     assert "journal.jsonl" not in str(migration.directory.view().damage)
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_reestablish_sees_that_a_replica_was_promoted(migration: Migration, tmp_path: Path, answered: bool) -> None:
+    """A process of a copied state directory had promoted it; on the old code the certificate wanted a copied state."""
+    run, there = sealed(tmp_path / "a"), RunDirectory(tmp_path / "b", "r")
+    run.status(1, records.STOPPED, 9)
+    run.checkpoint(9, 1)
+    records.Command(records.STOP, 2, owner="b", migration=MIGRATION, sequence=4).write(
+        run.paths.attempt(1).command_file
+    )
+    records.Fence(1, "a").sealed(2, "b", 9).write(there.paths.fence)
+    records.Status(
+        records.TRAINING, 11, 0, heartbeat=1.0, run_id="r", attempt=2, epoch=2, acknowledged=3 if answered else 2,
+        **records.this_process().to_json(),
+    ).write(there.attempt(2).status())  # fmt: skip
+    records.Command(records.PROMOTE, 2, "step-9-a001", migration=MIGRATION, step=9, sequence=3).write(
+        there.paths.attempt(2).command_file
+    )
+    live = replace(migration, plan=changed(migration.plan, mode="live"))
+    live.journal.record(Facts(standby_attempt=2, fallback_reason="attempt 1 on a has ended (stopped)"))
+    reestablish(live, rollback=False)
+    assert replayed(live) is answered
+    assert live.journal.facts.takeover_step == (9 if answered else None)
+
+
 def test_reestablish_before_the_seal_records_no_facts(migration: Migration, tmp_path: Path) -> None:
     RunDirectory(tmp_path / "a", "r").fence(1, "a")
     migration = without_journal(migration)
@@ -363,6 +388,21 @@ def test_reestablish_refuses_run_of_another_migration(migration: Migration, tmp_
     records.MigrationLock("another", 2, "b", 1.0).write(run.paths.migration_lock)
     with pytest.raises(MovedOnError, match="this migration does not have it"):
         reestablish(without_journal(migration), rollback=False)
+
+
+def test_wait_ends_where_a_status_stays_unreadable(
+    migration: Migration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut tore it, and no engine writes another: on the old code the migration waited for a week."""
+    there = RunDirectory(tmp_path / "b", "r")
+    Path(there.attempt(2).status()).write_bytes(b"")
+    monkeypatch.setattr(observation, "DAMAGE_TIMEOUT", 1.0)
+    migration.watch.start()
+    try:
+        with pytest.raises(NeedsOperatorError, match="midstream --repair r --on b"):
+            observation.wait_for(migration, "the healthy steps", "b", lambda _: False, 20.0)
+    finally:
+        migration.watch.stop()
 
 
 # ------------------------------------------------------------------------------------------ which fleet it belongs to

@@ -32,7 +32,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 @pytest.fixture
 def runs(fleet: Fleet) -> dict[str, RunDirectory]:
-    """Create a copy of the run on a and on b, at epoch 1."""
+    """Create a copy of the run on a and on b, at ownership 1."""
     made = {name: RunDirectory(Path(fleet.hosts[name].root), "r") for name in "ab"}
     for each in made.values():
         each.fence(1, "pair")
@@ -56,9 +56,9 @@ def test_lock_seal_and_fence_are_written_on_every_host(
     assert (fences[0].epoch, fences[0].owner, fences[0].sealed_step) == (2, "c", 7)
     back = fences[0].rolled_back("pair", 7)
     pair.put_fence(back, "m")
-    pair.release("m")
+    pair.release("m", 2, "b")
     assert [records.Fence.read(run.paths.fence) for run in runs.values()] == [back, back]
-    assert not any(os.path.exists(run.paths.migration_lock) for run in runs.values())
+    assert not any(records.MigrationLock.held_or_none(run.paths.migration_lock) for run in runs.values())
 
 
 def test_acquire_fails_if_one_host_is_locked(fleet: Fleet, hosts: HostPool, runs: dict[str, RunDirectory]) -> None:

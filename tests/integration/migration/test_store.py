@@ -44,7 +44,7 @@ NAMES = ("step-10-a001", "step-20-a001", "step-30-a001")
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """Create a run at epoch 2, sealed at step 20; step 30 is not accepted."""
+    """Create a run at ownership 2, sealed at step 20; step 30 is not accepted."""
     found = RunDirectory(tmp_path / "root", "r")
     for name in NAMES:
         directory = Path(found.paths.checkpoint(name))
@@ -107,7 +107,7 @@ def test_newer_fence_in_bucket_counts(host: LocalHost) -> None:
     problem, hint = store_conflict(host, "other", BucketStore(host, "other", STORE, Access()), 1)
     assert (problem, hint) == ("", "")
     problem, hint = store_conflict(LocalHost("new", LocalHostConfig(root=f"{host.root}/new")), "r", stored, 2)
-    assert "has another run r: owned by elsewhere under epoch 3" in problem
+    assert "has another run r: owned by elsewhere under ownership 3" in problem
 
 
 @pytest.mark.usefixtures("run")

@@ -88,7 +88,7 @@ def test_claim_is_shown_and_decides_nothing(hosts: Hosts, chain: str) -> None:
     code, shown = hosts.run("--status")
     rows = {words[1]: line for line in shown.splitlines() if (words := line.split())[:1] == ["live"]}
     assert code == 0, shown
-    assert "superseded" not in rows["good"], shown
+    assert "former copy" not in rows["good"], shown
     assert "(claim)" in rows["liar"], shown
     code, shown = hosts.run("--metrics", "live", "--json")
     assert code == 0, shown

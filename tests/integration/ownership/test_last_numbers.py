@@ -83,7 +83,7 @@ def test_last_numbers_end_a_launch_at_once(
     shutil.rmtree(Path(os.environ["MIDSTREAM_STATE"], "ownership"))
     for epoch in (FALSE, FALSE - 1, LAST):
         write(records.Fence(epoch, "one", step, [records.Seal(epoch - 1, step).to_json()]))
-        refused(midstream("--fleet", file, *launch), 2, f"one: r: epoch {epoch} is ", "the last one")
+        refused(midstream("--fleet", file, *launch), 2, f"one: r: ownership {epoch} is ", "the last one")
     assert run.attempt == 3, "no further engine was started"
 
 
@@ -98,7 +98,7 @@ def test_false_epoch_ends_a_running_engine_cleanly(lab: Lab, runs: Callable[...,
     status = run.status()
     assert status is not None
     assert "Overflow" not in status.message
-    assert "belongs to epoch" in status.message, status
+    assert "belongs to ownership" in status.message, status
 
 
 def test_false_attempt_ends_the_search_for_its_evidence(tmp_path: Path) -> None:

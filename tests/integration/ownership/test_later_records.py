@@ -31,6 +31,7 @@ from midstream_core import records
 from midstream_host.runs import run_state
 from support.migrations.sample_plan import PLAN, changed
 from support.ownership import restored_cases
+from support.ownership.chain_text import chain_text
 from support.ownership.histories import RUN, History, fleet_text, state
 from support.run_directory import RunDirectory
 
@@ -134,7 +135,7 @@ def test_two_copies_of_a_state_directory_sign_one_history(tmp_path: Path) -> Non
     assert remembered.chain.head.owner == "three"
 
 
-def test_migration_that_its_copy_has_rolled_back_is_not_completed(tmp_path: Path) -> None:
+def test_migration_that_its_copy_rolled_back_is_not_completed(tmp_path: Path) -> None:
     """A state directory is copied after the target's start; a process of the copy rolls back while the other goes on.
 
     On the old code that one found the run "migrated on" to its own source, and ended as completed.
@@ -203,16 +204,16 @@ def test_later_run_of_a_name_counts_whatever_its_clock_showed(
             code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--on", "one", "--yes"])
             assert code == 0, capsys.readouterr()
         else:
-            copies = [HostCopy("three", records.first_fence("three"), signed_chain.chain_text(ahead))]
+            copies = [HostCopy("three", records.first_fence("three"), chain_text(ahead))]
             begun = OwnerJudge(load_fleet(history.file)).judge(RUN, copies).begun
             memory.remember(signed_chain.first_chain(RUN, "one", records.first_fence("one"), begun=begun))
         now = memory.recall(RUN)
         assert now is not None
         assert now.chain.head.owner == "one"
         assert ahead.head.key in now.earlier
-        text = signed_chain.chain_text(now.chain)
+        text = chain_text(now.chain)
         shown = [HostCopy("one", records.first_fence("one"), text),
-                 HostCopy("three", records.first_fence("three"), signed_chain.chain_text(ahead))]  # fmt: skip
+                 HostCopy("three", records.first_fence("three"), chain_text(ahead))]  # fmt: skip
         judgement = OwnerJudge(load_fleet(history.file)).judge(RUN, shown)
         assert (judgement.head and judgement.head.owner) == "one"
 
@@ -240,8 +241,8 @@ def test_run_goes_on_after_an_operator_has_left_the_team(
             with state(history.room / "ben"):
                 longer = signed_chain.next_chain(chain, epoch=3, owner="three", step=20, migration="x")
             copies = [
-                HostCopy("two", records.Fence.read(history.paths("two").fence), signed_chain.chain_text(chain)),
-                HostCopy("three", records.Fence(3, "three", 20), signed_chain.chain_text(longer)),
+                HostCopy("two", records.Fence.read(history.paths("two").fence), chain_text(chain)),
+                HostCopy("three", records.Fence(3, "three", 20), chain_text(longer)),
             ]
             judgement = OwnerJudge(load_fleet(history.file)).judge(RUN, copies)
             assert judgement.head is not None

@@ -40,7 +40,7 @@ def sign(fleet: Fleet, host: str = "here") -> None:
 
 
 def hostile(fleet: Fleet) -> RunDirectory:
-    """Create a copy on ``there`` that shows the run under epoch 9, itself as the owner."""
+    """Create a copy on ``there`` that shows the run under ownership 9, itself as the owner."""
     claimed = stopped_run(fleet.roots["there"], "solo")
     claimed.fence(9, "there", 3, [records.Seal(8, 3).to_json()])
     claimed.lineage({"attempt": 1, "epoch": 9, "target": "there"})
@@ -49,7 +49,7 @@ def hostile(fleet: Fleet) -> RunDirectory:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_fence_of_a_claim_is_never_written(fleet: Fleet, run: RunDirectory, signed: bool) -> None:
-    """On the old code the hostile's fence of epoch 9 replaced the honest one, whose engine then ended."""
+    """On the old code the hostile's fence of ownership 9 replaced the honest one, whose engine then ended."""
     if signed:
         sign(fleet)
     honest = records.Fence.read(run.paths.fence)
@@ -84,7 +84,7 @@ def test_status_shows_a_claim_in_the_row_of_its_host(fleet: Fleet, run: RunDirec
     assert "(claim)" in rows["there"]
     assert "here has it by a signed record (ownership 1)" in rows["there"]
     assert "(claim)" not in rows["here"]
-    assert "(superseded)" not in rows["here"]
+    assert "(former copy)" not in rows["here"]
 
 
 def test_lost_records_of_the_owner_are_restored_from_memory(fleet: Fleet, run: RunDirectory) -> None:

@@ -24,7 +24,7 @@ def test_rollback_closes_the_target_for_a_suspended_process(tmp_path: Path, step
     with history.hosts() as hosts:
         host, before = hosts.get("two"), records.Fence(1, "one").sealed(2, "two", 8)
         with pytest.raises(
-            RemoteError, match=r"is at epoch 3 \(owner one\) here; epoch 2 \(owner two\) cannot replace"
+            RemoteError, match=r"is at ownership 3 \(owner one\) here; ownership 2 \(owner two\) cannot replace"
         ):
             host.call(ownership.put_fence)(root=host.root, run_id=RUN, fence=before.to_json(), migration="m0")
     assert records.Fence.read(history.paths("two").fence) == fence

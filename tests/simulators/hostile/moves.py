@@ -26,7 +26,7 @@ CALLED = (
     "runs.standby_state.rows", "runs.run_state.restore_evidence",
     "verify.tree.manifest_value", "runs.ownership.migration_lock", "runs.ownership.put_fence",
     "runs.ownership.send_command",
-    "runs.attempt_view.attempt", "runs.run_state.pin",
+    "runs.attempt_view.attempt", "runs.checkpoint_pins.pin",
     "copy.growing_checkpoint.rest", "verify.tree.store_of",
 )  # fmt: skip
 # What the engine and midstream itself write on a target, below its root: an opinion of this test alone.

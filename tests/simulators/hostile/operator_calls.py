@@ -76,7 +76,7 @@ SAMPLES: Mapping[str, Any] = {
     "runs.run_state.owner_records": {"fence": FENCE, "ownership": "{}", "problem": ""},
     "runs.run_state.signal": True,
     "runs.run_state.trainer_evidence": None,
-    "runs.run_state.unpin": None,
+    "runs.checkpoint_pins.unpin": None,
     "runs.slurm.allocation": {"starts": 1.5, "nodes": "n[1-2]", "partition": "gpu", "gres": ["gpu:h100:8(S:0-1)"]},
     "runs.slurm.commands": {"sbatch": "slurm 23.02", "squeue": "slurm 23.02"},
     "runs.slurm.job_of_attempt": {

@@ -338,7 +338,9 @@ class RestoredCase:
         runs = re.search(r"^RUN +HOST .*\n((?:.+\n)*)", out, re.MULTILINE)  # migrations have rows of their own
         for line in runs[1].splitlines() if runs else ():
             if self.liar and re.match(rf"{RUN}\s+{self.liar}\s", line) and self.liar not in self.unreachable:
-                assert "(claim)" in line or "(superseded)" in line or "damaged" in line, f"no claim in its row: {shown}"
+                assert "(claim)" in line or "(former copy)" in line or "damaged" in line, (
+                    f"no claim in its row: {shown}"
+                )
 
     def _check_plan(self, out: str, recorded: bool, shown: str) -> None:
         """Assert that a plan begins at the owner, as far as a participant in reach has its record."""

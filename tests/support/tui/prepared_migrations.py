@@ -96,12 +96,18 @@ EVENTS = (
         2.2,
         "command",
         phase_names.CUTOVER,
-        message="command: save, seal epoch 2 for large, stop (attempt 1)",
+        message="command: save, pass ownership 2 to large, stop (attempt 1)",
         host="small",
         shows="ssh small 'cat /root/.midstream/runs/nano/attempts/001/command.json'",
     ),
     _event(3.1, "fact", **Facts(sealed=SEALED).to_json()),
-    _event(3.2, "note", phase_names.CUTOVER, message="the source is sealed at step 1204", step=1204),
+    _event(
+        3.2,
+        "note",
+        phase_names.CUTOVER,
+        message="the source is sealed at step 1204: no later step of it counts",
+        step=1204,
+    ),
     _event(
         4.0,
         "phase",
@@ -143,14 +149,14 @@ CERTIFICATE = Certificate(
     DIGEST,
     2,
     (
-        Claim("state", VERIFIED, "the restored state is the sealed state, root digest 3f9a1c52e07b"),
+        Claim("state", VERIFIED, "the restored state is the source's last state, root digest 3f9a1c52e07b"),
         Claim("data", VERIFIED, "batch 1204 is the one that the source would have used next"),
         Claim(
             "reference losses",
             VERIFIED,
             "8 fixed sequences give the same losses, largest relative difference 3.1e-07",
         ),
-        Claim("continuity", NOT_CHECKED, "the source has no losses past the seal to compare with", needed=False),
+        Claim("continuity", NOT_CHECKED, "the source has no losses past the checkpoint to compare with", needed=False),
     ),
     NOW - 14,
 )

@@ -44,7 +44,7 @@ async def test_wizard_plan_shows_changed_numbers_and_command() -> None:
             "▶ plan",
             "small  2×cpu",
             "large  4 devices",
-            "epoch 1 → 2",
+            "ownership 1 → 2",
             "2 → 4",
             "16 → 8",
             "unchanged    batch 32",

@@ -55,7 +55,7 @@ def test_terminal_wizard_creates_slice_and_migrates_to_it(
             ENGINE_TIMEOUT,
         )
         terminal.press("c")
-        terminal.wait(lambda screen: "saved at the seal" in screen, "the checkpoints")
+        terminal.wait(lambda screen: "saved at the stop" in screen, "the checkpoints")
         terminal.press("j", "Enter")
         terminal.wait(lambda screen: "checkpoint latest (c)" in screen, "a checkpoint")
         terminal.press("o")

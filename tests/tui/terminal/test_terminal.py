@@ -89,7 +89,7 @@ def test_terminal_demo_migrates_by_keys_and_exits_cleanly(terminal: Terminal, st
     assert max(map(len, proof.splitlines())) <= 80
 
     terminal.resize(160, 45)
-    unfolded = "the restored state is the sealed state, root digest"
+    unfolded = "the restored state is the source's last state, root digest"
     terminal.wait(lambda screen: unfolded in screen, "the certificate on the larger screen")
     terminal.press("o")
     moved = terminal.wait(

@@ -36,7 +36,7 @@ from midstream.hosts.rpc.result_checks import (
 )
 from midstream_core import json_shapes, records
 from midstream_host.machine import probe
-from midstream_host.runs import run_state
+from midstream_host.runs import checkpoint_pins, run_state
 from support.remote_functions import declared_functions, function_of
 
 
@@ -88,7 +88,7 @@ DESCRIBED: dict[str, Any] = {
             "10.0.0.1.seconds: expected a number, found a string",
         ),
         ("verify.objects.describe", {"manifest": "", "problems": [None]}, "problems[0]: expected"),
-        ("runs.run_state.pin", 1, "expected null, found an integer"),
+        ("runs.checkpoint_pins.pin", 1, "expected null, found an integer"),
     ],
 )
 def test_result_error_names_host_function_and_field(function: str, value: Any, message: str) -> None:
@@ -101,14 +101,14 @@ def test_result_error_names_host_function_and_field(function: str, value: Any, m
 
 @pytest.mark.parametrize("answer", [None, [], 1, {}, {"result": 1}, "x"])
 def test_answer_without_value_or_error_is_refused(answer: Any) -> None:
-    with pytest.raises(RemoteError, match=r"lab: runs\.run_state\.pin: neither a value nor an error"):
-        result_of("lab", run_state.pin, {}, answer)
+    with pytest.raises(RemoteError, match=r"lab: runs\.checkpoint_pins\.pin: neither a value nor an error"):
+        result_of("lab", checkpoint_pins.pin, {}, answer)
 
 
 @pytest.mark.parametrize("error", [{"error": ""}, {"error": None, "kind": 3}, {"error": ["x"]}, {"error": "a\nb"}])
 def test_remote_error_of_any_shape_is_one_line(error: Any) -> None:
     with pytest.raises(RemoteError) as caught:
-        result_of("lab", run_state.pin, {}, error)
+        result_of("lab", checkpoint_pins.pin, {}, error)
     assert "\n" not in str(caught.value)
 
 

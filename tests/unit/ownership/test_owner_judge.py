@@ -11,11 +11,12 @@ import pytest
 
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
-from midstream.ownership import memory, operator_key, signed_chain
+from midstream.ownership import memory, operator_key
 from midstream.ownership.judgement import CLAIM, FORMER, OWNER, UNSIGNED
 from midstream.ownership.owner_judge import OwnerJudge
-from midstream.ownership.signed_chain import chain_text, check_chain, first_chain, next_chain
+from midstream.ownership.signed_chain import check_chain, first_chain, next_chain
 from midstream_core import records
+from support.ownership.chain_text import chain_text
 
 RUN = "web"
 NAMES = ("one", "two", "three", "bad")
@@ -64,7 +65,7 @@ def kinds(fleet: Fleet, *shown: Shown) -> dict[str, str]:
 
 
 def test_signed_owner_comes_before_a_higher_claim(fleet: Fleet, first: records.OwnershipChain) -> None:
-    """A host shows the same chain, which is public, and a fence of epoch 9 with itself as the owner."""
+    """A host shows the same chain, which is public, and a fence of ownership 9 with itself as the owner."""
     text = chain_text(first)
     honest = Shown("one", fence_of(first), text)
     false_copies = [
@@ -240,4 +241,3 @@ def test_files_of_the_operator_are_private(first: records.OwnershipChain) -> Non
 def test_signed_record_says_the_same_once(first: records.OwnershipChain) -> None:
     second = migrated(first, "two", 20)
     assert next_chain(second, epoch=2, owner="two", step=20, migration=second.head.migration) is second
-    assert signed_chain.chain_text(None) == ""

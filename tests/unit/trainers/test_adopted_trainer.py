@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from midstream.launch.adopt_process import world_flags
-from midstream.launch.initial_run_file import run_file_text
+from midstream.launch.run_file_draft import Evidence, draft
 from midstream_core import records
 from midstream_host.driver.trainer_process import Adopted
 from midstream_host.trainers.processes import TrainerDirectory, TrainingProcess
@@ -59,7 +59,7 @@ def test_run_file_says_how_many_devices_are_used() -> None:
 )
 def test_described_command_gets_the_devices_of_each_host(line: str, command: str) -> None:
     started = TrainingProcess(7, 1, 0, line.split(), "/x", "/train", [], {"CUDA_VISIBLE_DEVICES": "1,3"})
-    text = run_file_text(TrainerDirectory("/train", [started], ["t.py"], ["accelerate"], None), started)
+    text = draft(Evidence(TrainerDirectory("/train", [started], ["t.py"], ["accelerate"], None), started)).text
     assert f"command: {json.dumps(command)}" in text
     assert "# it had CUDA_VISIBLE_DEVICES=1,3  # devices: [1,3] of the host in the fleet file" in text
     assert not [line for line in text.splitlines() if "resume" in line and "launch t.py" in line]

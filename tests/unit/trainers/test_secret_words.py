@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.launch.initial_run_file import run_file_text
+from midstream.launch.run_file_draft import Evidence, draft
 from midstream.launch.secret_words import secrets_note, without_secrets
 from midstream_core.records import RecordError
 from midstream_host.driver.command_variables import with_variables
@@ -84,7 +84,7 @@ def test_scripts_of_a_shell_are_left_to_it() -> None:
 
 def test_run_file_of_a_running_program_has_no_secret() -> None:
     launcher = TrainingProcess(7, 1, 0, ["python", "train.py", "--token", TOKEN], "/usr/bin/python", "/x", [], {})
-    text = run_file_text(TrainerDirectory("/x", [launcher], ["train.py"], [], None), launcher)
+    text = draft(Evidence(TrainerDirectory("/x", [launcher], ["train.py"], [], None), launcher)).text
     assert TOKEN not in text
     assert "'$TOKEN'" in text
     assert 'secrets: {TOKEN: "env:TOKEN"}' in text

@@ -13,7 +13,7 @@ import pytest
 from midstream.check.check_result import WARN
 from midstream.check.stored_checks import stored_checks
 from midstream.errors import UsageError
-from midstream.launch.initial_run_file import run_file_text
+from midstream.launch.run_file_draft import Evidence, draft
 from midstream.trainers.continuation import stored_for
 from midstream.trainers.registry import TRAINERS
 from midstream.trainers.run_file_parser import parse_run_file
@@ -84,7 +84,7 @@ def test_launcher_of_the_trainer_needs_the_number_of_processes() -> None:
 
 def test_directory_of_the_trainer_is_recognized_by_imports() -> None:
     found = TrainerDirectory("/work", [], ["train.py"], ["numpy", "toybox.play"], None)
-    text = run_file_text(found, None)
+    text = draft(Evidence(found)).text
     assert text.startswith("# A run of Toy trainer;")
     assert "trainer: toy\n" in text
 

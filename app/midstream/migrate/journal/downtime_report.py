@@ -12,7 +12,7 @@ from midstream.migrate.stages import DOWNTIME_PHASES
 
 def shown_phase(name: str) -> str:
     """Return a phase of the downtime as users read it: ``first step``."""
-    return name.replace("_", " ")
+    return {"quiesce": "last step"}.get(name, name.replace("_", " "))
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Mode:
 
     def consequence(self, source: str, target: str, later: str) -> str:
         """Return what happens, as a sentence. ``later``: how long the downtime is."""
-        return f"{source} saves, is sealed and stops; {later} later it continues on {target}."
+        return f"{source} saves and stops for good; {later} later it continues on {target}."
 
     # ------------------------------------------------------------------------------------------ estimates
 

@@ -67,7 +67,7 @@ class Cutover:
             sealed = seal(migration, streamed, at)
             migration.journal.record(Facts(sealed=sealed))
             hand_over(migration, sealed)
-            migration.note(f"the source is sealed at step {sealed.step}", step=sealed.step)
+            migration.note(f"the source is sealed at step {sealed.step}: no later step of it counts", step=sealed.step)
         sealed = required(migration.journal.facts.sealed, "sealed")
         hand_over(migration, sealed)  # this process may have been suspended: nothing is copied for a former owner
         name = sealed.checkpoint
@@ -94,8 +94,8 @@ class Cutover:
             raise MidstreamError(f"{where}/{path}: {what} after the copy", "the copy is not used; migrate again")
         if report.root_digest != expected:
             raise MidstreamError(
-                f"{where} has another root digest ({report.root_digest}) than was sealed",
-                "the copy is not used; midstream --verify shows which objects differ",
+                f"{where} has another root digest ({report.root_digest}) than the source's last state",
+                f"the copy is not used; midstream --verify {where} shows which objects differ",
             )
         migration.journal.record(Facts(verify_seconds=time.monotonic() - began))
         migration.note(f"{count(report.objects, 'object')} verified in {where}, root digest {expected[:12]}")
@@ -109,7 +109,8 @@ def copy_state(migration: Migration, name: str, streamed: StreamedCopy) -> None:
     migration.journal.record(Facts(state_copy=Copied(sent, time.monotonic() - began)))
     if ahead:
         migration.note(
-            f"{count(ahead, 'object')} {agree(ahead, 'was', 'were')} sent before the seal; {sent / 1e6:.1f} MB remained"
+            f"{count(ahead, 'object')} {agree(ahead, 'was', 'were')} sent before the source stopped; "
+            f"{sent / 1e6:.1f} MB remained"
         )
 
 

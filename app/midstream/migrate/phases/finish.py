@@ -66,7 +66,7 @@ class Finish:
         step = run.status.step if run.status else 0
         if run.epoch > plan.epoch and run.fence is not None:
             join_rollback(migration)
-            migration.note(f"{plan.run_id} was migrated on to {run.fence.owner} (epoch {run.epoch})")
+            migration.note(f"{plan.run_id} was migrated on to {run.fence.owner} (ownership {run.epoch})")
         elif run.status is not None and run.status.contradiction:  # seen only after the certificate
             raise NeedsOperatorError(
                 f"{run.status.contradiction}: the certificate is not valid",
@@ -97,7 +97,7 @@ class Finish:
             self._remove_secrets(migration)
         if plan.source != plan.target_host:
             migration.note(
-                f"{plan.source} is retired: its copy of {plan.run_id} stays unchanged, under epoch {plan.epoch}"
+                f"{plan.source} is retired: its copy of {plan.run_id} stays unchanged, under ownership {plan.epoch}"
             )
 
     def undo(self, migration: Migration) -> None:

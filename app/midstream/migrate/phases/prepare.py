@@ -50,7 +50,8 @@ class Prepare:
 
     def undo(self, migration: Migration) -> None:
         """Release the migration lock and the pin; end a standby that still runs."""
-        migration.source_group.release(migration.plan.migration)
+        plan = migration.plan
+        migration.source_group.release(plan.migration, plan.epoch, plan.target)
         if not preempted(migration.fleet, migration.target_group.target):
             # The run is safe; a remaining standby occupies accelerators.
             prepare_standby.end_standby_if_reachable(migration, STANDBY_END)

@@ -20,6 +20,7 @@ from midstream.migrate.steps.source_return import owns_run, returned_fence, sour
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.migrate.steps.target_close import close_target
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_host.runs import run_state
 
 
@@ -56,7 +57,7 @@ class Relaunch:
         migration.clock.end(migration.phase)
         if plan.has_standby and not migration.journal.facts.history_copied:
             with unless_preempted(
-                migration.fleet, migration.source_group.target, migration.note, "the curve up to the seal is not copied"
+                migration.fleet, migration.source_group.target, migration.note, "the curve up to the stop is not copied"
             ):
                 copy_run_history(migration, resolved=True)
             migration.journal.record(Facts(history_copied=True))
@@ -137,8 +138,5 @@ def _newest(migration: Migration) -> StartingPoint | None:
     A restart on the target must not fall back to the migrated state.
     """
     plan, described = migration.plan, migration.target_group.describe()
-    own = [checkpoint for checkpoint in described.usable if checkpoint.epoch == plan.epoch]
-    if not own:
-        return None
-    newest = max(own, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-    return StartingPoint(newest.name, newest.step, newest.root_digest)
+    own = newest_checkpoint(checkpoint for checkpoint in described.usable if checkpoint.epoch == plan.epoch)
+    return StartingPoint(own.name, own.step, own.root_digest) if own is not None else None

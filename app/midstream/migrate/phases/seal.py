@@ -107,7 +107,7 @@ def _stop(
     )
     migration.journal.record(Facts(stop_sequence=sequence))
     when = "" if at is None else f"at step {at}: "
-    what = f"save, seal epoch {plan.epoch} for {plan.target}, stop" if sealing else "save, stop"
+    what = f"save, pass ownership {plan.epoch} to {plan.target}, stop" if sealing else "save, stop"
     shows = show_command(migration.source_paths, attempt)
     migration.log_command(source, f"command: {when}{what} (attempt {attempt})", shows=shows)
 
@@ -133,7 +133,7 @@ def _stop(
     if answer.status is None or answer.status.acknowledged < sequence:
         # The engine exited before it read the command. No process runs, so the seal can be written from here.
         migration.note(
-            f"the source ended by itself ({answer.state}{': ' + message if message else ''}); sealing its last state"
+            f"the source ended by itself ({answer.state}{': ' + message if message else ''}); its last state counts"
         )
     return described, False
 
@@ -178,7 +178,7 @@ def _await_answer(
         )
 
     wait = plan.trainer.wait if plan.trainer is not None else 0.0
-    run = wait_for(migration, "the source's acknowledgement of the seal", source.name, answered, SEAL_TIMEOUT + wait)
+    run = wait_for(migration, "the source's acknowledgement of the stop", source.name, answered, SEAL_TIMEOUT + wait)
     return Answer(run.status, run.running)
 
 
@@ -205,7 +205,11 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
     migration.source_group.end_trainer(described.attempt)
     migration.source_group.seal(plan.migration, plan.epoch, plan.target, step)
     shows = show_fence(migration.source_paths)
-    migration.log_command(source, f"fence: epoch {plan.epoch}, owner {plan.target}, sealed at step {step}", shows=shows)
+    migration.log_command(
+        source,
+        f"fence: ownership {plan.epoch}, owner {plan.target}; earlier owners count up to step {step}",
+        shows=shows,
+    )
 
 
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
@@ -213,13 +217,14 @@ def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
     plan, source = migration.plan, migration.source
     fence = _required_fence(migration, described)
     if fence.epoch != plan.epoch or fence.owner != plan.target or fence.sealed_step is None:
-        raise MidstreamError(f"{source.name} stopped without sealing epoch {plan.epoch}", "plan again")
+        raise MidstreamError(f"{source.name} stopped without passing on ownership {plan.epoch}", "plan again")
     checkpoints = [p for p in described.checkpoints if p.complete and p.step == fence.sealed_step]
     if plan.checkpoint != "now":
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name == plan.checkpoint]
     if not checkpoints:
         raise MidstreamError(
-            f"the fence on {source.name} seals step {fence.sealed_step}, which has no complete checkpoint there",
+            f"the fence on {source.name} ends the source at step {fence.sealed_step}, "
+            "which has no complete checkpoint there",
             "midstream --checkpoints RUN shows what is there",
         )
     checkpoint = max(checkpoints, key=lambda checkpoint: checkpoint.attempt)

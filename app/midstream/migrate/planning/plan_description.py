@@ -29,11 +29,11 @@ def describe(plan: Plan) -> list[str]:
     lines = [
         f"migration  {plan.migration}",
         f"run        {plan.run_id}  step {plan.route.source_step} ({plan.route.source_state})",
-        f"from       {source}  {count(plan.shape.source_devices, 'device')}  epoch {plan.source_epoch}",
-        f"to         {target}  {count(plan.shape.target_devices, 'device')}  epoch {plan.epoch}",
+        f"from       {source}  {count(plan.shape.source_devices, 'device')}  ownership {plan.source_epoch}",
+        f"to         {target}  {count(plan.shape.target_devices, 'device')}  ownership {plan.epoch}",
         f"mode       {plan.mode}",
         f"checkpoint {plan.checkpoint}"
-        + ("" if plan.identity.checkpoint_step is not None else " (a final save when the source is sealed)"),
+        + ("" if plan.identity.checkpoint_step is not None else " (a final save when the source stops)"),
         f"copies     {state} of state, {data} of data",
         *([f"installs   {size(plan.estimate.install_bytes)} of packages"] if plan.estimate.install_bytes else []),
         f"route      {plan.route.probed}",

@@ -168,7 +168,9 @@ def _open_migrations(fleet: Fleet, plan: Plan) -> Iterator[Check]:
 def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> Iterator[Check]:
     fence = described.fence
     if fence is None:
-        yield Check("fence", FAIL, f"{source.name} has no fence of {plan.run_id}", f"midstream --repair {plan.run_id}")
+        yield Check(
+            "ownership", FAIL, f"{source.name} has no fence of {plan.run_id}", f"midstream --repair {plan.run_id}"
+        )
         return
     lock = source.call(ownership.migration_lock)(root=source.root, run_id=plan.run_id)
     # `expires` is by the host's own clock.
@@ -181,19 +183,19 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
         )
     if fence.epoch != plan.source_epoch:
         yield Check(
-            "fence",
+            "ownership",
             FAIL,
-            f"the run is at epoch {fence.epoch} (owner {fence.owner}), planned for epoch {plan.source_epoch}",
+            f"the run is at ownership {fence.epoch} (owner {fence.owner}), planned for ownership {plan.source_epoch}",
             MIGRATED_SINCE,
         )
     else:
-        yield Check("fence", PASS, f"epoch {fence.epoch}, owner {fence.owner}")
+        yield Check("ownership", PASS, f"ownership {fence.epoch}, owner {fence.owner}")
     complete = described.usable
     if described.running:
         yield Check(
             "source runs",
             PASS,
-            f"attempt {described.attempt}, step {plan.route.source_step}; it saves when it is sealed",
+            f"attempt {described.attempt}, step {plan.route.source_step}; it saves when it stops",
         )
     elif complete:
         yield Check(
@@ -209,9 +211,7 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
         yield Check(
             "checkpoint",
             PASS if is_usable else FAIL,
-            f"{name} is complete and accepted"
-            if is_usable
-            else f"{name} is not complete, or not accepted by the fence",
+            f"{name} is complete and accepted" if is_usable else f"{name} is not complete, or does not count",
             "" if is_usable else "midstream --checkpoints RUN lists those that are",
         )
 

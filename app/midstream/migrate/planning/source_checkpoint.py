@@ -9,7 +9,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.hosts.host import Host
 from midstream.migrate.checkpoint_store import BucketStore, CheckpointStore, checkpoint_store_of
 from midstream.watch.snapshot import RunView
-from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
 from midstream_host.runs import run_state
 from midstream_host.verify import tree
 
@@ -69,7 +69,6 @@ def choose_checkpoint(run: RunView, requested: str) -> ListedCheckpoint | None:
         UsageError: The request names no checkpoint that exists.
         MidstreamError: There is none, or a newer one is damaged.
     """
-    usable = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     if requested == "now":
         if run.running:
             return None
@@ -77,25 +76,22 @@ def choose_checkpoint(run: RunView, requested: str) -> ListedCheckpoint | None:
     else:
         request_kind = requested
     if request_kind == "latest":
-        if not usable:
+        latest = newest_checkpoint(run.usable)
+        if latest is None:
             raise MidstreamError(
                 f"run {run.run_id} on {run.host} has no complete checkpoint",
                 "start it there again, or wait for its first save",
             )
-        newest = max(usable, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        _refuse_newer_damage(run, newest)
-        return newest
+        _refuse_newer_damage(run, latest)
+        return latest
     if not request_kind.isdecimal():
         raise UsageError(
             f"--checkpoint {requested!r}: not now, latest or a step number",
             "midstream --checkpoints RUN lists them",
         )
-    chosen = [checkpoint for checkpoint in usable if checkpoint.step == int(request_kind)]
+    chosen = [checkpoint for checkpoint in run.usable if checkpoint.step == int(request_kind)]
     if not chosen:
-        steps = (
-            ", ".join(str(checkpoint.step) for checkpoint in sorted(usable, key=lambda checkpoint: checkpoint.step))
-            or "none"
-        )
+        steps = ", ".join(map(str, sorted(checkpoint.step for checkpoint in run.usable))) or "none"
         raise UsageError(
             f"run {run.run_id} on {run.host} has no complete checkpoint at step {request_kind}",
             f"complete ones: {steps}",
@@ -108,11 +104,11 @@ def _refuse_newer_damage(run: RunView, chosen: ListedCheckpoint) -> None:
 
     The user decides whether to use an older state.
     """
-    damaged = [checkpoint for checkpoint in run.checkpoints if checkpoint.damaged and checkpoint.step > chosen.step]
-    if damaged:
-        newest = max(damaged, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
+    later = (checkpoint for checkpoint in run.checkpoints if checkpoint.damaged and checkpoint.step > chosen.step)
+    damaged = newest_checkpoint(later)
+    if damaged is not None:
         raise MidstreamError(
-            f"{run.host}: checkpoint {newest.name} of {run.run_id} is damaged: {newest.damaged}",
+            f"{run.host}: checkpoint {damaged.name} of {run.run_id} is damaged: {damaged.damaged}",
             f"--checkpoint {chosen.step} continues from the newest complete one",
             Exit.REFUSED,
         )

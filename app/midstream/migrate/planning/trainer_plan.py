@@ -33,6 +33,7 @@ from midstream.trainers.world import check_group, check_world, world_of
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 from midstream_core.json_types import JsonObject
+from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_host.allowlist import shown
 from midstream_host.driver.run_file import NO, UNKNOWN, RunFile, StoredContents
 
@@ -72,11 +73,7 @@ def plan_trainer(fleet: Fleet, snapshot: Snapshot, request: Request, ends: Ends,
     stored = stored_for(described, before.size, after.size)
     checkpoint = source_checkpoint.choose_checkpoint(run, request.checkpoint)
     owner_consent = source_run.ownership_consent(fleet, snapshot, run, checkpoint)
-    newest = max(
-        (listed for listed in run.checkpoints if listed.complete and listed.accepted),
-        key=lambda listed: (listed.step, listed.attempt),
-        default=None,
-    )
+    newest = newest_checkpoint(run.usable)
     digests = (described.files_digest,) if described.files_digest else ()
     data = host_files.missing_data(source, ends.data_hosts, digests)
     contents = SourceContents(

@@ -25,7 +25,7 @@ def page(proof: Certificate, curve: Sequence[LoggedRow], picture: str, report: D
         "",
         f"**{'Certified' if proof.valid else 'Not certified'}**"
         + (f" (not checked: {', '.join(proof.unchecked)})" if proof.unchecked else "")
-        + f", migration `{proof.migration}`, epoch {proof.epoch},",
+        + f", migration `{proof.migration}`, ownership {proof.epoch},",
         f"issued {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(proof.issued))}.",
         "",
         f"Checkpoint `{proof.checkpoint}`, root digest `{proof.root_digest}`.",

@@ -60,10 +60,10 @@ def _verdict(holds: bool) -> str:
 def _state(sealed: Sealed, restore: records.Restore) -> Claim:
     same = restore.root_digest == sealed.root_digest and restore.step == sealed.step
     statement = (
-        f"the restored state is the sealed state, root digest {restore.root_digest[:12]}"
+        f"the restored state is the source's last state, root digest {restore.root_digest[:12]}"
         if same
         else f"restored step {restore.step}, root digest {restore.root_digest[:12]}; "
-        f"sealed step {sealed.step}, root digest {sealed.root_digest[:12]}"
+        f"the source's last step is {sealed.step}, root digest {sealed.root_digest[:12]}"
     )
     return Claim(
         "state",
@@ -138,7 +138,7 @@ def _continuity(step: int, target_rows: Sequence[LoggedRow], source_rows: Sequen
     ]
     pairs = [pair for pair in pairs if not records.both_nan(pair[1], pair[2])]
     if not pairs:
-        what = "the source has no losses past the seal to compare with"
+        what = "the source has no losses past the checkpoint to compare with"
         return Claim("continuity", NOT_CHECKED, what, needed=False)
     tolerance = CONTINUITY_TOLERANCE[precision]
     differences = [records.relative_difference(a, b) for _, a, b in pairs]
@@ -147,9 +147,9 @@ def _continuity(step: int, target_rows: Sequence[LoggedRow], source_rows: Sequen
     return Claim(
         "continuity",
         _verdict(worst <= tolerance),
-        f"{len(pairs)} losses past the seal agree with the source's within {allowed}"
+        f"{len(pairs)} losses past the checkpoint agree with the source's within {allowed}"
         if worst <= tolerance
-        else f"losses past the seal differ from the source's by up to {allowed}, "
+        else f"losses past the checkpoint differ from the source's by up to {allowed}, "
         f"at step {pairs[differences.index(worst)][0]}",
         {"steps": [list(pair) for pair in pairs], "largest_relative_difference": worst, "tolerance": tolerance},
         needed=False,

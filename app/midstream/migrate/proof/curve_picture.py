@@ -54,7 +54,7 @@ def seam(proof: Certificate, curve: Sequence[LoggedRow]) -> str:
         if abs(step - proof.step) <= NEAR and loss is not None and math.isfinite(loss)
     ]
     if source_losses:
-        near.append(_Line(f"{proof.source} past the seal", INK, source_losses, dotted=True))
+        near.append(_Line(f"{proof.source} past the checkpoint", INK, source_losses, dotted=True))
     height = TOP + 2 * PANEL + GAP + 66
     title = f"{proof.run_id}: {proof.source} → {proof.target} at step {proof.step}"
     return drawing(
@@ -71,7 +71,7 @@ def seam(proof: Certificate, curve: Sequence[LoggedRow]) -> str:
 
 
 def _compared(proof: Certificate) -> Sequence[tuple[int, float | None, float | None]]:
-    """Return (step, source's loss, target's loss) of each step past the seal.
+    """Return (step, source's loss, target's loss) of each step past the checkpoint.
 
     A loss that is not finite is None in a certificate that was read from its file.
     """

@@ -103,7 +103,7 @@ def _state(rehearsal: StartingPoint, restore: records.Restore, step: int) -> Cla
     same = restore.root_digest == rehearsal.root_digest and restore.checkpoint == rehearsal.name
     statement = (
         f"recomputed up to step {step} from the run's own {restore.checkpoint}, root digest "
-        f"{restore.root_digest[:12]}; the sealed state was not copied"
+        f"{restore.root_digest[:12]}; the source's last state was not copied"
         if same
         else f"the replay began with {restore.checkpoint}, root digest {restore.root_digest[:12]}; "
         f"the run's is {rehearsal.name}, root digest {rehearsal.root_digest[:12]}"

@@ -184,9 +184,9 @@ def _lineage(target: Host | str, plan: Plan, proof: Certificate) -> Check:
         and (entry.checkpoint == proof.checkpoint or (mode_of(plan.mode).replays and entry.first_step == proof.step))
     ]
     if not begun:
-        return Check("lineage", FAIL, f"no attempt of epoch {proof.epoch} began with {proof.checkpoint}")
+        return Check("lineage", FAIL, f"no attempt of ownership {proof.epoch} began with {proof.checkpoint}")
     if not fence.accepts_epoch(proof.epoch, proof.step + 1):
-        sealed = f"epoch {proof.epoch} past step {proof.step} is not accepted any more"
-        return Check("lineage", WARN, f"{sealed}: the run continued on {fence.owner} (epoch {fence.epoch})")
+        sealed = f"ownership {proof.epoch} past step {proof.step} is not accepted any more"
+        return Check("lineage", WARN, f"{sealed}: the run continued on {fence.owner} (ownership {fence.epoch})")
     first = begun[0].attempt
-    return Check("lineage", PASS, f"attempt {first} continued from {proof.checkpoint} under epoch {proof.epoch}")
+    return Check("lineage", PASS, f"attempt {first} continued from {proof.checkpoint} under ownership {proof.epoch}")

@@ -161,7 +161,7 @@ def _state(sealed: Sealed, restore: records.Restore) -> Claim:
         f"the trainer was started from the bytes that were read on the source, root digest {restore.root_digest[:12]}"
         if same
         else f"started from step {restore.step}, root digest {restore.root_digest[:12]}; "
-        f"sealed step {sealed.step}, root digest {sealed.root_digest[:12]}",
+        f"the source's last step is {sealed.step}, root digest {sealed.root_digest[:12]}",
         {"sealed": sealed.root_digest, "restored": restore.root_digest},
     )
 

@@ -29,27 +29,27 @@ def lost_fence(gathered: FleetEvidence, host: str) -> Found:
         base, evidence = _newest_copy(copies)
     else:
         base, evidence = _from_lineage(gathered)
-    evidence = [*evidence, f"no checkpoint, status or lineage is of an epoch above {base.epoch}"]
+    evidence = [*evidence, f"no checkpoint, status or lineage is above ownership {base.epoch}"]
     head = gathered.judgement.head
     if head is not None and base.epoch < head.epoch and host in gathered.judgement.owner_hosts:
         raise UndeterminedError(
             f"{head.owner} owns it by a signed record (ownership {head.epoch}), and no copy of that fence can be read"
         )
     if highest > base.epoch:
-        raise UndeterminedError(f"{why} is of epoch {highest}, and no copy of its fence can be read")
+        raise UndeterminedError(f"{why} is of ownership {highest}, and no copy of its fence can be read")
     base, evidence = _with_starts(gathered, host, base, evidence)
     return _after_migration_lock(gathered, host, base, evidence)
 
 
 def _check_all_answer(gathered: FleetEvidence, host: str) -> None:
-    """Raise UndeterminedError if an unreadable location may have a higher epoch."""
+    """Raise UndeterminedError if an unreadable location may have a higher ownership."""
     if gathered.newer_fences:
         raise UndeterminedError(
             f"a newer midstream wrote the fence on {', '.join(gathered.newer_fences)}: update midstream"
         )
     if gathered.unreachable:
         unreachable = "; ".join(f"{name} ({why})" for name, why in gathered.unreachable.items())
-        raise UndeterminedError(f"not answering, and may have a higher epoch: {unreachable}")
+        raise UndeterminedError(f"not answering, and may have a higher ownership: {unreachable}")
     others = [name for name in gathered.damaged_fences if name != host]
     if others and not gathered.fences:
         raise UndeterminedError(f"the fence cannot be read on {', '.join(others)} either, and there is no other copy")
@@ -67,7 +67,7 @@ def _check_all_answer(gathered: FleetEvidence, host: str) -> None:
     unknown = [f"{name} (named by {location})" for name, location in named.items() if name not in gathered.targets]
     # The fence of a run started without a launcher is owned by the machine's own name.
     if unknown and (len(named) > 1 or len(gathered.hosts) > 1):
-        raise UndeterminedError(f"not in the fleet file, and may have a higher epoch: {', '.join(unknown)}")
+        raise UndeterminedError(f"not in the fleet file, and may have a higher ownership: {', '.join(unknown)}")
 
 
 def _newest_copy(copies: Mapping[str, records.Fence]) -> Found:
@@ -75,8 +75,8 @@ def _newest_copy(copies: Mapping[str, records.Fence]) -> Found:
     newest = {location: fence for location, fence in copies.items() if fence.epoch == epoch}
     first = max(newest.values(), key=lambda fence: fence.order)  # a source's seal has no start of the target
     if not all(first.continues(fence) for fence in newest.values()):
-        raise UndeterminedError(f"copies of epoch {epoch} differ: {', '.join(newest)}")
-    return first, [f"{location}: epoch {first.epoch}, owner {first.owner}" for location in newest]
+        raise UndeterminedError(f"copies of ownership {epoch} differ: {', '.join(newest)}")
+    return first, [f"{location}: ownership {first.epoch}, owner {first.owner}" for location in newest]
 
 
 def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
@@ -121,7 +121,7 @@ def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, eviden
         limit = max(steps) if steps else None
         closed.append(records.ClosedStart(base.epoch, start, limit).to_json())
     fence = dataclasses.replace(base, start=newest, starts=closed)
-    return fence, [*evidence, f"{shown[newest]} is of start {newest} of epoch {base.epoch}"]
+    return fence, [*evidence, f"{shown[newest]} is of start {newest} of ownership {base.epoch}"]
 
 
 def _from_lineage(gathered: FleetEvidence) -> Found:
@@ -138,7 +138,7 @@ def _from_lineage(gathered: FleetEvidence) -> Found:
     newest = max(first)
     if min(first) != 1 or len(first) != newest:
         raise UndeterminedError(
-            f"the lineage has no attempt of some epoch below {newest}: the step of its seal is not known"
+            f"the lineage lacks an attempt of an ownership below {newest}: the step of its seal is not known"
         )
     migrations = [first[epoch].migration for epoch in range(2, newest + 1)]
     if len(set(migrations)) != len(migrations) or not all(migrations):
@@ -147,12 +147,15 @@ def _from_lineage(gathered: FleetEvidence) -> Found:
     for epoch in range(2, newest + 1):
         fence = fence.sealed(epoch, first[epoch].target, first[epoch].first_step)
     lines = [
-        f"lineage: attempt {entry.attempt} of epoch {epoch} belongs to {entry.target}, from step {entry.first_step} on"
+        f"lineage: attempt {entry.attempt} of ownership {epoch} belongs to {entry.target}, "
+        f"from step {entry.first_step} on"
         for epoch, entry in sorted(first.items())
     ]
     owners = {entry.target for entry in entries.values() if entry.epoch == newest}
     if owners != {fence.owner}:
-        raise UndeterminedError(f"the lineage names several targets under epoch {newest}: {', '.join(sorted(owners))}")
+        raise UndeterminedError(
+            f"the lineage names several targets under ownership {newest}: {', '.join(sorted(owners))}"
+        )
     return fence, [*lines, "no host of the fleet has another copy of the fence"]
 
 
@@ -168,7 +171,7 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
     if lock is None:
         return base, [*evidence, "no migration has the run on this host"]
     if lock.epoch <= base.epoch:
-        return base, [*evidence, f"the last migration here ({lock.migration}) began epoch {lock.epoch}"]
+        return base, [*evidence, f"the last migration here ({lock.migration}) began ownership {lock.epoch}"]
     for attempt in host_evidence.attempts:
         sealed = _acknowledged(attempt, lock)
         if sealed is not None and lock.epoch == base.epoch + 1:
@@ -179,10 +182,10 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
             return fence, [*evidence, line]
     training = next((attempt for attempt in host_evidence.attempts if _trains(attempt, base.epoch)), None)
     if training is not None:
-        line = f"attempt {training.attempt} trains under epoch {base.epoch}: nothing has sealed it"
+        line = f"attempt {training.attempt} trains under ownership {base.epoch}: nothing has sealed it"
         return base, [*evidence, line]
     raise UndeterminedError(
-        f"migration {lock.migration} has the run on {host}, and may have sealed it for epoch {lock.epoch} "
+        f"migration {lock.migration} has the run on {host}, and may have sealed it for ownership {lock.epoch} "
         f"(owner {lock.owner})"
     )
 

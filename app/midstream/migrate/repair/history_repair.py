@@ -45,7 +45,7 @@ def lost_lineage(gathered: FleetEvidence, host: str, fence: records.Fence | None
         begun = f"restored {entry.checkpoint}" if entry.checkpoint else "began at step 0"
         ended = "runs" if entry.last_step is None else f"ended at step {entry.last_step}"
         evidence.append(
-            f"attempt {number}: its status, restore.json and metrics: epoch {entry.epoch}, {begun}, {ended}"
+            f"attempt {number}: its status, restore.json and metrics: ownership {entry.epoch}, {begun}, {ended}"
         )
     if not lineage.attempts:
         raise UndeterminedError("no attempt has done a step, and no other host has a lineage")
@@ -64,12 +64,14 @@ def _entry(attempt: AttemptEvidence, fence: records.Fence | None, owners: Mappin
     number = attempt.attempt
     status = next((process.status for process in attempt.processes if process.status is not None), None)
     if status is None:
-        raise UndeterminedError(f"attempt {number} has no status that can be read: its epoch and devices are not known")
+        raise UndeterminedError(
+            f"attempt {number} has no status that can be read: its ownership and devices are not known"
+        )
     if fence is None:
         raise UndeterminedError("the fence, which has the owner of the attempts, is not known: repair it first")
     target = fence.owner if status.epoch == fence.epoch else owners.get(status.epoch, "")
     if not target:
-        raise UndeterminedError(f"attempt {number} is of epoch {status.epoch}: its target is not known")
+        raise UndeterminedError(f"attempt {number} is of ownership {status.epoch}: its target is not known")
     restore = attempt.restore
     if restore is None and attempt.first_row not in (0, None):
         raise UndeterminedError(
@@ -175,9 +177,9 @@ def _epoch(gathered: FleetEvidence, attempt: AttemptEvidence, fence: records.Fen
     number, command = attempt.attempt, attempt.command
     entry = _lineage_entry(gathered, number)
     if entry is not None:
-        return entry.epoch, [f"lineage.json: attempt {number} is of epoch {entry.epoch}"]
+        return entry.epoch, [f"lineage.json: attempt {number} is of ownership {entry.epoch}"]
     if command is not None and command.action in (records.STANDBY, records.REPLAY):
         return 0, [f"command.json: attempt {number} was a standby, and is not in the lineage: it never had the run"]
     if fence is not None and fence.epoch == 1 and not fence.seals:
-        return 1, ["the fence is at epoch 1: the run has never migrated"]
-    raise UndeterminedError(f"no lineage has the epoch of attempt {number}")
+        return 1, ["the fence is at ownership 1: the run has never migrated"]
+    raise UndeterminedError(f"no lineage has the ownership of attempt {number}")

@@ -45,7 +45,7 @@ def check_can_wait(migration: Migration, group: HostGroup, attempt: int) -> None
     """Raise MidstreamError if the attempt cannot become a standby that is ready."""
     status = _checked_status(migration, group, attempt)
     if status is not None and status.epoch and status.state not in records.ENDED:
-        raise _never(migration, group, attempt, f"is no standby: it is {status.state} under epoch {status.epoch}")
+        raise _never(migration, group, attempt, f"is no standby: it is {status.state} under ownership {status.epoch}")
 
 
 def _checked_status(migration: Migration, group: HostGroup, attempt: int) -> records.Status | None:

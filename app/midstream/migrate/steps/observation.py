@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 from midstream.errors import MidstreamError
 from midstream.hosts.deadline import Deadline
+from midstream.hosts.rpc.result_checks import repair_hint
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.migrate.steps.preemption import provider_of
+from midstream.watch.damaged_runs import describe
 from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 
 CHECK_INTERVAL = 2.0  # seconds between two calls of a check
+DAMAGE_TIMEOUT = 60.0  # seconds in contact; an engine that runs replaces a status that a power cut has damaged
 
 
 def run_on(migration: Migration, snapshot: Snapshot, host: str) -> RunView | None:
@@ -38,6 +41,20 @@ def _report_step(migration: Migration, host: str) -> None:
             return
 
 
+def _count_damage(migration: Migration, host: str, deadline: Deadline) -> None:
+    """Count the time in which a record of the run on ``host`` cannot be read.
+
+    Raises NeedsOperatorError at the deadline.
+    """
+    run = run_on(migration, migration.watch.snapshot(), host)
+    if run is None or not run.damaged:
+        deadline.skip()
+    elif deadline.count():
+        raise NeedsOperatorError(
+            describe(run), f"{repair_hint(host, run.run_id)}, then: midstream --continue {migration.plan.migration}"
+        )
+
+
 def wait_for(
     migration: Migration,
     what: str,
@@ -61,13 +78,14 @@ def wait_for(
 
     Raises:
         MidstreamError: ``timeout`` has passed.
-        NeedsOperatorError: ten times ``timeout`` have passed without contact.
+        NeedsOperatorError: ten times ``timeout`` have passed without contact, or a record of the run there has been
+            unreadable for `DAMAGE_TIMEOUT`: the awaited event may have happened, and cannot be seen.
         PreemptedError: the provider of an unreachable target, or of an unreachable source that is not sealed yet,
             reports that it was preempted.
     """
     source, target, watch = migration.source_group, migration.target_group, migration.watch
     provider = provider_of(migration, source if host in source.target.hosts else target)
-    in_contact, out_of_contact = Deadline(timeout), Deadline(10 * timeout)
+    in_contact, out_of_contact, damaged = Deadline(timeout), Deadline(10 * timeout), Deadline(DAMAGE_TIMEOUT)
     reported = False
     checked_at = time.monotonic()
     while not (in_contact.reached or out_of_contact.reached):
@@ -89,12 +107,14 @@ def wait_for(
         if view is not None and view.link == "live":
             in_contact.count()
             out_of_contact.skip()
+            _count_damage(migration, host, damaged)
             reported = False
             if check is not None and time.monotonic() - checked_at >= CHECK_INTERVAL:
                 check()
                 checked_at = time.monotonic()
             continue
         in_contact.skip()
+        damaged.skip()
         out_of_contact.count()
         if not reported:
             migration.note(f"{host} does not answer; waiting: losing contact is not losing the run")

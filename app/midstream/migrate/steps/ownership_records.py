@@ -134,7 +134,7 @@ def may_have_started(migration: Migration) -> bool:
         return True
     if not lock.start_allowed:
         remembered = memory.recall(plan.run_id)
-        entries = remembered.chain.entries if remembered is not None else []
+        entries = remembered.chain.entries if remembered is not None else ()
         return any((entry.migration, entry.epoch) == (plan.migration, plan.epoch) for entry in entries)
     return lock.start_allowed != migration.process
 

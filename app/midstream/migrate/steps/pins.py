@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from midstream.migrate.steps.migration import Migration
 from midstream.migrate.steps.observation import clock_skew
-from midstream_host.runs import run_state
+from midstream_host.runs import checkpoint_pins
 
 PIN_SECONDS = 86400.0  # lifetime of a pin
 
@@ -26,9 +26,9 @@ def pinned_on_target(migration: Migration, checkpoint: str) -> Generator[None, N
     """
     plan, target = migration.plan, migration.target
     expires = time.time() + clock_skew(migration, plan.target_host) + PIN_SECONDS
-    target.call(run_state.pin)(target.root, plan.run_id, plan.migration, checkpoint, expires)
+    target.call(checkpoint_pins.pin)(target.root, plan.run_id, plan.migration, checkpoint, expires)
     yield  # after an error the pin stays for the continuation, until it expires
-    target.call(run_state.unpin)(root=target.root, run_id=plan.run_id, migration=plan.migration)
+    target.call(checkpoint_pins.unpin)(root=target.root, run_id=plan.run_id, migration=plan.migration)
 
 
 def pin_expires(migration: Migration) -> float:

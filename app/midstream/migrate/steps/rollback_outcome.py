@@ -21,13 +21,13 @@ def refuse_moved_on(migration: Migration) -> None:
     if fence is None or fence.epoch < plan.epoch or fence.owner in own or owns_run(migration):
         return
     raise MovedOnError(
-        f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (epoch {fence.epoch})",
+        f"another migration has taken {plan.run_id} from {plan.source} to {fence.owner} (ownership {fence.epoch})",
         "midstream --status shows where it is",
     )
 
 
 def join_rollback(migration: Migration) -> None:
-    """Raise RollbackRequested if another process has rolled this migration back, or is about to.
+    """Raise RollbackRequested if another process rolls this migration back.
 
     A copy of this migration's files can have that process: its journal has the request, and this one lacks it.
     """

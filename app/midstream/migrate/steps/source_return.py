@@ -14,7 +14,7 @@ from midstream.migrate.steps.stop_command import adopt_stop, commanded_attempt
 from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
-from midstream_core.listed_checkpoint import ListedCheckpoint
+from midstream_core.listed_checkpoint import ListedCheckpoint, newest_checkpoint
 from midstream_host.runs import ownership, run_state, standby_state
 
 WITHDRAW_TIMEOUT = 900.0  # seconds
@@ -69,7 +69,7 @@ def withdraw_stop(migration: Migration) -> None:
         reports_failure = bool(status.message) and status.message != (before.message if before else None)
         return reports_failure and status.state == records.TRAINING
 
-    wait_for(migration, "the source's answer to the withdrawn seal", source.name, answered, WITHDRAW_TIMEOUT)
+    wait_for(migration, "the source's answer to the withdrawn stop", source.name, answered, WITHDRAW_TIMEOUT)
 
 
 def resume_unsealed(migration: Migration, fence: records.Fence) -> None:
@@ -86,14 +86,16 @@ def resume_unsealed(migration: Migration, fence: records.Fence) -> None:
     if state in records.ENDED and answer.running:
         migration.source_group.wait_exited(attempt)
     elif answer.running:
-        migration.note(f"{migration.plan.source} was not sealed: it keeps training")
+        migration.note(f"{migration.plan.source} still owns the run: it keeps training")
         return
     if state in (records.FINISHED, records.FAILED):
-        migration.note(f"{migration.plan.source} was not sealed, and ended by itself ({state}): it is not restarted")
+        migration.note(
+            f"{migration.plan.source} still owns the run, and ended by itself ({state}): it is not restarted"
+        )
         return
     if not migration.source_group.describe().usable:
         migration.note(
-            f"{migration.plan.source} was not sealed, and {migration.plan.run_id} has no complete checkpoint there"
+            f"{migration.plan.source} still owns the run, and {migration.plan.run_id} has no complete checkpoint there"
         )
         return
     number = migration.source_group.running_attempt() or _start_source(migration, fence, None)
@@ -128,7 +130,7 @@ def returned_fence(migration: Migration, fence: records.Fence) -> records.Fence:
         ]
         return fence.rolled_back(owner, max([fence.sealed_step, *own]))
     raise MovedOnError(
-        f"run {plan.run_id} is at epoch {fence.epoch} (owner {fence.owner}) already: a later migration has it",
+        f"run {plan.run_id} is at ownership {fence.epoch} (owner {fence.owner}) already: a later migration has it",
         "midstream --status shows where it is",
     )
 
@@ -144,13 +146,17 @@ def _is_own(migration: Migration, checkpoint: ListedCheckpoint) -> bool:
 
 
 def put_fence(migration: Migration, group: HostGroup, back: records.Fence) -> None:
-    chain = chain_back(migration, back)
-    group.put_fence(back, migration.plan.migration, chain)
+    """Write the fence of a rollback on a group's hosts.
+
+    The source refuses it where the target is open and another process has got the permission to start that.
+    """
+    chain, closed = chain_back(migration, back), group is migration.target_group or migration.target_closed
+    group.put_fence(back, migration.plan.migration, chain, None if closed else migration.process)
     if chain is not None:
         memory.remember(chain)  # after a host has stored it, as in `hand_over`
     migration.log_command(
         group.first,
-        f"fence: epoch {back.epoch}, owner {back.owner}, sealed at step {back.sealed_step}",
+        f"fence: ownership {back.epoch}, owner {back.owner}, last migrated at step {back.sealed_step}",
         shows=show_fence(group.paths),
     )
 
@@ -187,11 +193,10 @@ def _start_source(migration: Migration, fence: records.Fence, step: int | None) 
         return attempt.attempt
     if not ours:
         migration.source_group.wait_exited(old)  # it is sealed or `stopped`, and its process still has to exit
-    checkpoints = [checkpoint for checkpoint in described.usable if step in (None, checkpoint.step)]
-    if not checkpoints:
+    checkpoint = newest_checkpoint(checkpoint for checkpoint in described.usable if step in (None, checkpoint.step))
+    if checkpoint is None:
         what = "any complete checkpoint" if step is None else f"checkpoint step {step}"
         raise MidstreamError(f"{source.name} has lost {what}", "midstream --checkpoints RUN")
-    checkpoint = max(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
     migration.source_group.distribute_checkpoint(checkpoint.name)
     if facts.source_config is not None:
         source.call(standby_state.keep_config)(root=source.root, run_id=plan.run_id, text=facts.source_config)

@@ -34,7 +34,7 @@ def checkpoint_rows(
         elif not checkpoint.complete:
             state = (f"{glyphs.busy} partial", palette.WAIT)
         elif not checkpoint.accepted:
-            state = (f"{glyphs.failed} past the seal", palette.BAD)
+            state = (f"{glyphs.failed} does not count", palette.BAD)
         else:
             state = _verified(verified.get(checkpoint.name, ""), glyphs)
         cells = (

@@ -26,7 +26,6 @@ from midstream.tui.screens import migration_text as words
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.state.series import Series
@@ -71,7 +70,7 @@ class MigrationScreen(MidstreamScreen):
         with Vertical(id=CERTIFICATE):
             with Pane(id="claims-pane"):
                 yield Static(id="claims")
-            yield CurveView(glyphs, empty="no losses around the seal", id="seam")
+            yield CurveView(glyphs, empty="no losses around the migration", id="seam")
         with Pane(id=DOWNTIME):
             yield Static(id="downtime-text")
         yield LogPane(empty="no lines yet", id=LOG)
@@ -151,7 +150,7 @@ class MigrationScreen(MidstreamScreen):
         seam = self.query_one("#seam", CurveView)
         step = view.sealed_step
         if step is None:
-            seam.compare((), window=None, empty="the source is not sealed yet")
+            seam.compare((), window=None, empty="the source has not stopped yet")
             return
         around = max(SEAL_WINDOW, 2 * view.plan.policy.certify_steps)
         source, target = Series(), Series()
@@ -164,7 +163,7 @@ class MigrationScreen(MidstreamScreen):
             source.append(at, loss)
         for row in words.rows_near(after, step, step + around):
             target.append(row["global_step"], row["train/loss"])
-        seam.marks = ((float(step), f"sealed at {format.grouped(step)}"),)
+        seam.marks = ((float(step), f"migrated at {format.grouped(step)}"),)
         drawn = (
             Drawn(source, view.plan.source, palette.series(0), smooth=False),
             Drawn(target, view.plan.target, palette.series(1), smooth=False),
@@ -204,7 +203,8 @@ class MigrationScreen(MidstreamScreen):
     def action_open_run(self) -> None:
         view = self.migration_view
         if view is not None:
-            self.app.switch_screen(RunScreen(view.plan.run_id))
+            self.app.pop_screen()
+            self.midstream.open_run(view.plan.run_id)
 
     def action_copy(self) -> None:
         """Copy this migration's command line, or one that is chosen from its command log."""
@@ -252,7 +252,7 @@ class MigrationScreen(MidstreamScreen):
             if now.sealed_step is None and not discarded:
                 first = f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."
             else:
-                first = f"{plan.run_id} returns to {plan.source} and continues from the sealed step."
+                first = f"{plan.run_id} returns to {plan.source} and continues from the step at which it stopped."
             return [first, *([f"{discarded}."] if discarded else []), "Nothing is deleted."]
 
         def answered(yes: bool | None) -> None:

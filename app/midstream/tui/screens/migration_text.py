@@ -32,12 +32,12 @@ RISKS = {
         "the target lacks disk space, packages or a link",
         "the source trains; the run has not changed",
     ),
-    phase_names.CUTOVER: ("the link breaks: c continues", "the source is sealed; r restarts it"),
+    phase_names.CUTOVER: ("the link breaks: c continues", "the source has stopped; r restarts it"),
     phase_names.RELAUNCH: (
         "the target does not start: rollback",
-        "the source is sealed; r restarts it",
+        "the source has stopped; r restarts it",
     ),
-    phase_names.CERTIFY: ("a claim fails: rollback", "the source is sealed; r returns to it"),
+    phase_names.CERTIFY: ("a claim fails: rollback", "the source has stopped; r returns to it"),
     phase_names.FINISH: ("the target fails later", "r returns to the source until the healthy steps are done"),
     phase_names.ROLLBACK: ("the source is unreachable: c continues", "returning to the source; nothing is deleted"),
 }
@@ -77,7 +77,7 @@ def headline(view: MigrationView, glyphs: Glyphs, now: float, target: RunView | 
         )
         text.append(f"{glyphs.failed} {'; '.join(view.damage)}{'' if view.newer else hint}", palette.BAD)
     elif view.state == migration_state.ROLLED_BACK:
-        owns = "owns the run again" if step is not None else "still owns the run: it was not sealed"
+        owns = "owns the run again" if step is not None else "still owns the run"
         text.append(f"{glyphs.idle} {plan.source} {owns}", palette.WAIT)
         text.append(f": {view.error}" if view.error else "", palette.DIM)
     elif view.state == migration_state.ROLLBACK_INCOMPLETE or view.error:
@@ -263,7 +263,8 @@ def claims(view: MigrationView, glyphs: Glyphs, width: int) -> Text:
         indent = 34 if beside else 4
         text.append(format.folded(claim.statement, width - 2, indent) + "\n", palette.TEXT)
     text.append(
-        f"    {certificate.checkpoint}  digest {format.digest(certificate.root_digest, 24)}  epoch {certificate.epoch}",
+        f"    {certificate.checkpoint}  digest {format.digest(certificate.root_digest, 24)}"
+        f"  ownership {certificate.epoch}",
         palette.DIM,
     )
     return text

@@ -41,10 +41,10 @@ def describe(plan: Plan, glyphs: Glyphs, source_hardware: str = "", width: int =
     line(
         "to",
         f"{plan.target}  {count(plan.shape.target_devices, 'device')}",
-        f"epoch {plan.source_epoch} {glyphs.arrow} {plan.epoch}",
+        f"ownership {plan.source_epoch} {glyphs.arrow} {plan.epoch}",
     )
     if plan.identity.checkpoint_step is None:
-        line("migrates", "state at the seal", "final save: no step is lost", palette.GOOD)
+        line("migrates", "state at the stop", "final save: no step is lost", palette.GOOD)
     else:
         lost = discarded(plan.estimate.steps_lost)
         line("migrates", plan.checkpoint, lost, palette.WAIT if plan.estimate.steps_lost else palette.GOOD)

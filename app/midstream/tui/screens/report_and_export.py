@@ -1,4 +1,7 @@
-"""A run's report, and the export of a checkpoint: the user enters a path, then both are written."""
+"""Report of a run, and export of a checkpoint.
+
+The user enters a path, then it is written in the background.
+"""
 
 from __future__ import annotations
 

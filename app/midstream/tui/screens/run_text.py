@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from midstream import format
 from midstream.listing import run_facts
-from midstream.listing.run_facts import hardware, latest, short_kind
+from midstream.listing.run_facts import hardware, latest, seconds_left, short_kind
 from midstream.ownership.judgement import CLAIM, Judgement
 from midstream.tui.screens.failure_text import describe_failure
 from midstream.tui.state.screen_state import ScreenState, attempt_hues
@@ -21,6 +20,7 @@ from midstream.watch.loss_curve import CurveRows
 from midstream.watch.run_failure import RunFailure
 from midstream.watch.snapshot import RunView
 from midstream_core import records
+from midstream_core.listed_checkpoint import newest_checkpoint
 
 # What a run does before its first step, by its state.
 DOING = {
@@ -50,15 +50,6 @@ def metrics_of(run: RunView) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def seconds_left(run: RunView) -> float | None:
-    """Estimate the seconds to the last step from the latest steps, or None."""
-    if run.status is None or not run.status.num_train_steps or run.state != records.TRAINING:
-        return None
-    tail = [run.curve[index] for index in range(max(0, len(run.curve) - 32), len(run.curve))]
-    durations = [row["throughput/duration"] for row in tail if "throughput/duration" in row]
-    return statistics.median(durations) * (run.status.num_train_steps - run.status.step) if durations else None
 
 
 def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, started: float | None = None) -> Text:
@@ -103,12 +94,10 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
     ):
         text.append(f"{name} ", palette.DIM)
         text.append(f"{value}  ", palette.TEXT)
-    done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
     text.append("checkpoint ", palette.DIM)
-    if done:
-        newest = max(done, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt))
-        old = f" {format.age(screen_state.now - newest.created)} ago" if newest.created else ""
-        text.append(f"{newest.name}{old}", palette.TEXT)
+    if (checkpoint := newest_checkpoint(run.usable)) is not None:
+        old = f" {format.age(screen_state.now - checkpoint.created)} ago" if checkpoint.created else ""
+        text.append(f"{checkpoint.name}{old}", palette.TEXT)
     else:
         text.append("none yet", palette.WAIT)
     if run.problem:
@@ -163,7 +152,7 @@ def no_checkpoints(run: RunView) -> tuple[str, ...]:
         return (f"listing {run.store} ...",)
     if run.store and run.problem:
         return ("checkpoints unknown:", run.problem, "The store is listed again automatically.")
-    return ("no checkpoints yet.", "The run saves automatically; midstream --stop saves and stops it.")
+    return ("no checkpoints yet.", "The run saves automatically; midstream --stop RUN saves and stops it.")
 
 
 class _Page:
@@ -218,11 +207,11 @@ def info(
     else:
         for line in changes:
             page.text.append(f"   {line}\n", _change_colour(line))
-    page.heading("Fence")
+    page.heading("Ownership")
     if run.fence:
-        page.fact("ownership", f"{run.fence.epoch}, owner {run.fence.owner}")
+        page.fact("number", f"{run.fence.epoch}, owner {run.fence.owner}: the only one that may save")
         if run.fence.sealed_step is not None:
-            page.fact("sealed", f"earlier epochs count up to step {format.grouped(run.fence.sealed_step)}")
+            page.fact("before", f"steps of earlier owners count up to {format.grouped(run.fence.sealed_step)}")
     else:
         page.none("none yet")
     if run.store:
@@ -239,7 +228,7 @@ def info(
     status = run.status
     if status is not None:
         page.heading("Process")
-        page.fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, epoch {status.epoch}")
+        page.fact("pid", f"{status.pid} ({status.processes} in all), attempt {run.attempt}, ownership {status.epoch}")
         if status.root_digest:
             page.fact("digest", status.root_digest)
         page.heading("Versions")

@@ -43,13 +43,12 @@ def checkpoint_rows(run: RunView, now: float) -> list[Row]:
     ``now`` is in UTC seconds.
     """
     step = run.step or 0
-    done = [checkpoint for checkpoint in run.checkpoints if checkpoint.complete and checkpoint.accepted]
-    newest = max((checkpoint.step for checkpoint in done), default=None)
-    rows = [Row("now", ("now", "saved at the seal: no step is lost", format.grouped(step), ""))]
+    newest = max((checkpoint.step for checkpoint in run.usable), default=None)
+    rows = [Row("now", ("now", "saved at the stop: no step is lost", format.grouped(step), ""))]
     if newest is not None:
         lost = plan_text.discarded(step - newest)
         rows.append(Row("latest", ("latest", lost, format.grouped(newest), "")))
-    for checkpoint in sorted(done, key=lambda checkpoint: -checkpoint.step):
+    for checkpoint in sorted(run.usable, key=lambda checkpoint: -checkpoint.step):
         lost = plan_text.discarded(step - checkpoint.step)
         age = format.age(now - checkpoint.created if checkpoint.created else None)
         cells = (checkpoint.name, lost, format.grouped(checkpoint.step), age)

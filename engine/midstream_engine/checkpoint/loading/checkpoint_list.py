@@ -22,7 +22,7 @@ def list_checkpoints(
         key = parse_checkpoint_name(name)
         if key is not None and attempt in (None, key[1]):
             checkpoints.append(_listed(paths.checkpoint(name), name, *key, fence))
-    return sorted(checkpoints, key=lambda entry: (entry.step, entry.attempt))
+    return sorted(checkpoints, key=lambda entry: entry.order)
 
 
 def _listed(directory: str, name: str, step: int, attempt: int, fence: Fence | None) -> ListedCheckpoint:

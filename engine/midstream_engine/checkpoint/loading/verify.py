@@ -228,7 +228,7 @@ def describe(report: Report) -> str:
     """
     manifest = report.manifest
     lines = [
-        f"{manifest.name} of run {manifest.run_id}, epoch {manifest.epoch}",
+        f"{manifest.name} of run {manifest.run_id}, ownership {manifest.epoch}",
         f"{len(manifest.arrays)} arrays, {len(manifest.objects)} objects, {manifest.size:,} bytes",
     ]
     rows: list[tuple[str, list[str]]] = []

@@ -40,7 +40,7 @@ def to_delete(
     if own is not None and fence is not None and fence.order > own:
         return []
     accepted = [entry for entry in saved if fence is None or fence.accepts(entry.epoch, entry.step, entry.start)]
-    accepted.sort(key=lambda entry: (entry.step, entry.attempt))
+    accepted.sort(key=lambda entry: entry.order)
     return [entry.name for entry in accepted[:-1] if not policy.is_permanent(entry.step) and entry.name not in pinned]
 
 

@@ -275,7 +275,7 @@ def test_bucket_fence_stops_an_unreachable_host(paths: RunPaths, server: BucketS
     save(paths, plain_state(), step=5)
     assert bucket_fence.read_fence(paths)[0] == Fence(1, "source")
     put(server, "lab/runs/run/fence.json", Fence(1, "source").sealed(2, "target", 5).to_json())
-    with pytest.raises(FenceRejectedError, match="owned by target under epoch 2, sealed at step 5"):
+    with pytest.raises(FenceRejectedError, match="owned by target under ownership 2, sealed at step 5"):
         save(paths, plain_state(), step=7)
     assert names(paths) == ["step-5-a001"]
     newer = RunPaths(f"{paths.root}-target", "run", URL)

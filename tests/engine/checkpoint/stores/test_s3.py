@@ -154,7 +154,7 @@ def test_s3_fence_and_retention(paths: RunPaths, server: S3Server) -> None:
     assert names(paths) == ["step-10-a001", "step-30-a001"]
     newer = json.dumps(Fence(1, "source").sealed(2, "target", 30).to_json()).encode()
     server.put("my-bucket", "bucket/lab/runs/run/fence.json", newer)
-    with pytest.raises(FenceRejectedError, match="owned by target under epoch 2, sealed at step 30"):
+    with pytest.raises(FenceRejectedError, match="owned by target under ownership 2, sealed at step 30"):
         save(paths, plain_state(), step=40)
     assert names(paths) == ["step-10-a001", "step-30-a001"]
 

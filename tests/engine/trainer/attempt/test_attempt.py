@@ -61,7 +61,7 @@ def test_standby_status_has_no_epoch_from_the_start(tmp_path: Path, action: str,
 def test_attempt_refuses_older_epoch_and_invalid_number(tmp_path: Path) -> None:
     paths = open_attempt(str(tmp_path), "r", {}).paths
     records.first_fence("a").sealed(2, "b", 40).write(paths.fence)
-    with pytest.raises(FencedError, match=r"belongs to b \(epoch 2, sealed at step 40\)"):
+    with pytest.raises(FencedError, match=r"belongs to b \(ownership 2, sealed at step 40\)"):
         open_attempt(str(tmp_path), "r", {"MIDSTREAM_EPOCH": "1"})
     with pytest.raises(EngineError, match="MIDSTREAM_ATTEMPT='x'"):
         open_attempt(str(tmp_path), "r", {"MIDSTREAM_ATTEMPT": "x"})

@@ -43,7 +43,7 @@ def test_damaged_fence_pauses_commits_until_readable(tmp_path: Path) -> None:
         engine.process.terminate()
         code, log = engine.finish()
     assert code == 0, log
-    assert "the fence can be read again: epoch 1" in log
+    assert "the fence can be read again: ownership 1" in log
 
 
 def _step(name: str) -> int:

@@ -109,7 +109,7 @@ def test_run_saves_on_signals_and_restart_continues_exactly(root: Path, uninterr
 
 @pytest.fixture(scope="module")
 def sealed_once(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Path]:
-    """A run on 2 devices with a command to stop and seal for epoch 2, and a copy of its directory."""
+    """A run on 2 devices with a command to stop and seal for ownership 2, and a copy of its directory."""
     with Engine(root, *FLAGS, run_id="moved", MIDSTREAM_TARGET="small") as engine:
         engine.until(engine.has_trained(1, 1))
         order = records.Command(records.STOP, epoch=2, owner="large", migration="m1", sequence=3)
@@ -244,6 +244,7 @@ sys.exit(train.main())
 """
 
 
+@pytest.mark.drawn
 def test_run_of_an_earlier_tokenizer_goes_on_with_its_tokens(root: Path, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
     letters = {letter: number for number, letter in enumerate("abcdefgh")}

@@ -52,7 +52,7 @@ def test_standby_rehearses_refuses_mismatch_and_continues_run(trained: Path, tmp
 
         held.bring("step-8-a001")
         held.order(records.RESTORE, 2, "step-8-a001", epoch=3)
-        assert "epoch 3" in engine.until(held.has_refused(2)).message
+        assert "ownership 3" in engine.until(held.has_refused(2)).message
         held.order(records.RESTORE, 3, "step-8-a001")
         assert "the fence does not name two as owner" in engine.until(held.has_refused(3)).message
         held.order(records.SAVE, 4)
@@ -134,7 +134,7 @@ def test_standby_exits_when_run_goes_elsewhere(trained: Path, tmp_path: Path) ->
     status = held.status()
     assert status is not None
     assert status.state == "failed"
-    assert "passed to three (epoch 3)" in status.message
+    assert "passed to three (ownership 3)" in status.message
 
 
 def test_standby_reports_different_losses_before_migration(trained: Path, tmp_path: Path) -> None:

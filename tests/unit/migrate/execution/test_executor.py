@@ -88,6 +88,25 @@ def test_failure_before_the_certificate_is_rolled_back(migration: Migration, mon
     assert (view.state, view.error) == (migration_state.ROLLED_BACK, "the disk is full (make room)")
 
 
+def test_failure_beside_a_copy_that_trains_rolls_nothing_back(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process of a copied state directory has started the target; this one slept, and fails at what the other did.
+
+    On the old code it rolled back the run that the other had certified, and gave up its steps.
+    """
+    there = RunDirectory(tmp_path / "b", "r")
+    records.Command(records.RESTORE, 2, migration="m").write(there.attempt(2).command_file)
+    records.Status(
+        records.TRAINING, 11, 0, heartbeat=1.0, run_id="r", attempt=2, epoch=2, **records.this_process().to_json()
+    ).write(there.attempt(2).status())
+    failing = Step(phase_names.CUTOVER, raising(MidstreamError("attempt 2 of r runs here already")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
+    view = migration.directory.view()
+    assert view.state == migration_state.INTERRUPTED
+    assert "midstream --continue m continues it from there" in view.error
+
+
 @pytest.mark.parametrize(
     "error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")]
 )
@@ -193,7 +212,7 @@ def without_output() -> Step:
     [
         (Facts(), "r was not commanded to stop, and stays on a"),
         (Facts(stop_commanded_at=1.0), "a was commanded to stop, and whether it has stopped is not known"),
-        (Facts(sealed=SEALED, relaunching=True), "r is sealed at step 7, and b may be training it"),
+        (Facts(sealed=SEALED, relaunching=True), "r was stopped at step 7 for good, and b may be training it"),
     ],
 )
 def test_lost_contact_interrupts_without_rollback(
@@ -281,11 +300,11 @@ def test_migration_ends_if_another_took_the_run_first(tmp_path: Path, monkeypatc
     run.status(1, records.STOPPED, 9, records.ProcessIdentity("another boot", 1, 1))
     Path(run.paths.config).write_text("trainer: {id: r}\n")
     records.Fence(2, "c", 9, [records.Seal(1, 9).to_json()]).write(run.paths.fence)
-    refused = Step(phase_names.CUTOVER, raising(MidstreamError("a: run r has migrated to c (epoch 2)")))
+    refused = Step(phase_names.CUTOVER, raising(MidstreamError("a: run r has migrated to c (ownership 2)")))
     assert carry_out(migration, monkeypatch, refused) == Exit.FAILED
     view = migration.directory.view()
     assert (view.state, view.open) == (migration_state.MOVED_ON, False)
-    assert "another migration has taken r from a to c (epoch 2)" in view.error
+    assert "another migration has taken r from a to c (ownership 2)" in view.error
     assert "--launch" not in view.error
 
 

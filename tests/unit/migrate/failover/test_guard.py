@@ -312,6 +312,14 @@ def on_cluster(state: str = records.TRAINING, running: bool = True, step: int = 
     )
 
 
+def test_guard_of_a_failed_engine_prints_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = on_cluster(records.FAILED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [failed], ["cluster", "b"])
+    monkeypatch.setattr(watching.evidence, "notice", lambda _: "")
+    assert watching.run() == Exit.FAILED
+    assert "midstream --restart r starts it there again" in events[-1]["message"], events
+
+
 def test_guard_leaves_stopped_run_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = on_cluster(records.STOPPED, running=False)
     watching, events = cluster_guard(tmp_path, monkeypatch, [on_cluster(), stopped], ["cluster", "b"])
@@ -389,7 +397,7 @@ def test_guard_does_not_undo_the_rollback_of_its_user(tmp_path: Path, monkeypatc
     monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([result]))
     with pytest.raises(MidstreamError, match="other: rolled back as requested") as found:
         watching.run()
-    assert found.value.hint == "midstream --guard r guards it again"
+    assert found.value.hint == "midstream --guard r --to other,b guards it again"
     assert [event["kind"] for event in events] == ["lost", "migrating", "needs you"], events
 
 
@@ -406,7 +414,7 @@ def test_guard_waits_for_migration_of_another_guard(tmp_path: Path, monkeypatch:
         return changed(PLAN, migration="m")
 
     detail = {"ok": False, "exit_code": 1, "outcome": migration_state.MOVED_ON}
-    moved = Event("result", 0.0, message="another migration has taken r from a to c (epoch 2)", detail=detail)
+    moved = Event("result", 0.0, message="another migration has taken r from a to c (ownership 2)", detail=detail)
     monkeypatch.setattr(watching, "_plan", plan)
     monkeypatch.setattr(guard.migration_process, "start", lambda _fleet, plan: plan.migration)
     monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([moved]))
@@ -423,7 +431,7 @@ def test_guard_waits_for_migration_of_another_guard(tmp_path: Path, monkeypatch:
     [
         (preflight.MIGRATION_LOCK, "it ends"),
         (preflight.OTHER_MIGRATION, "it ends"),
-        ("fence", preflight.MIGRATED_SINCE),
+        ("ownership", preflight.MIGRATED_SINCE),
     ],
 )
 def test_guard_recognises_migration_of_another_in_preflight(

@@ -55,7 +55,7 @@ def test_flags_and_wizard_offer_a_registered_mode(patient: Mode) -> None:
 def test_plan_of_a_registered_mode_is_read_and_described(patient: Mode) -> None:
     plan = Plan.from_json(changed(PLAN, mode=patient.name).to_json())
     assert (plan.mode, plan.has_standby) == (patient.name, False)
-    assert plan_text.consequences(plan)[0].startswith("a waits for the night. a saves, is sealed and stops")
+    assert plan_text.consequences(plan)[0].startswith("a waits for the night. a saves and stops for good")
 
 
 def test_estimates_are_those_of_the_registered_mode(patient: Mode) -> None:

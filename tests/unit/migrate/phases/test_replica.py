@@ -126,7 +126,7 @@ def test_live_certificate_states_drift_and_no_copy() -> None:
     assert proof.valid
     assert (proof.step, proof.root_digest) == (14, "d2")
     statements = {claim.name: claim.statement for claim in proof.claims}
-    assert "the sealed state was not copied" in statements["state"]
+    assert "the source's last state was not copied" in statements["state"]
     assert "all 4 batches from step 10 to 13" in statements["data"]
     assert "3.0e-06 apart at step 14" in statements["continuity"]
     assert "was not measured" in certified(drift=None).claims[3].statement

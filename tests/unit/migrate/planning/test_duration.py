@@ -204,7 +204,7 @@ def test_downtime_of_an_unsaved_run_is_unknown() -> None:
     assert plan.estimate.predicted_downtime is None
     (line,) = [line for line in describe(plan) if line.startswith("downtime")]
     assert line == (
-        "downtime   unknown: save, copy, restore cannot be estimated yet; known: quiesce 0.8s, provision 0.2s, "
+        "downtime   unknown: save, copy, restore cannot be estimated yet; known: last step 0.8s, provision 0.2s, "
         "first step 0.5s"
     )
     text = plan_text.describe(plan, UNICODE).plain
