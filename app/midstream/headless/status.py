@@ -213,7 +213,8 @@ def _columns(text: str | None, output: Output) -> list[Field]:
     """Read ``--columns``: names of fields, separated by commas. Empty without them."""
     from midstream.listing import fleet_fields
 
-    fields, found = fleet_fields.RUNS, list[Field]()
+    fields = fleet_fields.RUNS
+    found: list[Field] = []
     for name in (text or "").split(",") if text is not None else ():
         field = fields.named(name.strip().lower())
         if field is None:
