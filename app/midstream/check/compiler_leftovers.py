@@ -1,4 +1,4 @@
-"""Compilers that comparisons have installed on this machine: they stay for the next one."""
+"""Compilers that comparisons have installed on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def compilers_directory() -> Path:
 
 
 def find_compiler_leftovers(*, remove: bool, agreed: Collection[AnyLeftover] | None) -> Iterator[FoundLeftover]:
-    """Yield the installed compilers, if there are any; remove them where that was agreed to."""
+    """Yield the installed compilers; remove them where that was agreed to."""
     directory = compilers_directory()
     if not directory.is_dir():
         return

@@ -11,7 +11,7 @@ from midstream import format
 from midstream.counts import count
 from midstream.errors import Exit, UsageError
 from midstream.headless.status_lines import StatusLines
-from midstream.listing import run_facts
+from midstream.listing import labels, run_facts
 from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.operations.fleet_facts import read_for
@@ -45,7 +45,7 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     condition = _condition(options.filter)  # before any host is connected
     columns = _columns(options.columns, output)
-    facts = FleetFacts()
+    facts = FleetFacts(labels.load())
     hosts = HostPool(fleet)
     hosts.prepare()
     try:
@@ -213,7 +213,8 @@ def _columns(text: str | None, output: Output) -> list[Field]:
     """Read ``--columns``: names of fields, separated by commas. Empty without them."""
     from midstream.listing import fleet_fields
 
-    fields, found = fleet_fields.RUNS, list[Field]()
+    fields = fleet_fields.RUNS
+    found: list[Field] = []
     for name in (text or "").split(",") if text is not None else ():
         field = fields.named(name.strip().lower())
         if field is None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from midstream.listing.labels import Labels
 from midstream.watch.snapshot import RunView
 
 MAX_READERS = 8  # configurations that are read at a time
@@ -23,7 +24,8 @@ AttemptKey = tuple[str, str, int]  # host, run, attempt: the configuration of an
 class FleetFacts:
     """Costs and configurations of runs, read once a list names them."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels | None = None) -> None:
+        self.labels = labels or Labels()
         self._lock = threading.Lock()
         self._names: set[str] = set()
         self._configs: dict[AttemptKey, Mapping[str, ConfigValue]] = {}  # with the values of `_names` alone

@@ -66,6 +66,10 @@ def _cost(run: RunView, moment: FleetMoment) -> str:
     return format.NONE if amount is None else format.money(amount)
 
 
+def _tags(run: RunView, moment: FleetMoment) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*run_facts.tags(run), *moment.facts.labels.of(run.run_id).tags)))
+
+
 def _longest_part(view: MigrationView, _: FleetMoment) -> float | None:
     return max(view.downtime.measured.values(), default=None) if view.downtime else None
 
@@ -111,6 +115,10 @@ HOSTS = Fields(
 RUNS = Fields(
     (
         Field("run", Kind.TEXT, lambda run, _: run.run_id, column=Column("RUN", widest=32, name=True)),
+        Field(
+            "name", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).name, timed=True,
+            column=Column("NAME", widest=32, name=True, drop=5, optional=True), about="given with `B`",
+        ),
         Field("host", Kind.TEXT, lambda run, _: run.host, column=Column("HOST", widest=20, name=True)),
         Field("state", Kind.TEXT, lambda run, _: run.state, column=Column("STATE")),
         Field("step", Kind.NUMBER, lambda run, _: run.step, column=Column("STEP", True), text=_step),
@@ -154,8 +162,12 @@ RUNS = Fields(
             text=_start, about="when its first attempt started",
         ),
         Field(
-            "tags", Kind.LIST, lambda run, _: run_facts.tags(run),
-            column=Column("TAGS", drop=4, widest=30, optional=True), about="of its [tracker](configuration.md)",
+            "tags", Kind.LIST, _tags, timed=True, column=Column("TAGS", drop=4, widest=30, optional=True),
+            about="of its [tracker](configuration.md), and those given with `B`",
+        ),
+        Field(
+            "note", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).note, timed=True,
+            column=Column("NOTE", drop=6, optional=True), about="given with `B`",
         ),
         Field(
             "project", Kind.TEXT, lambda run, _: run_facts.project(run),

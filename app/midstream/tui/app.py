@@ -158,6 +158,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         from midstream.tui.screens import preload
 
         preload.load()
+        self.facts.labels = self.actions.labels()
 
     def _start_failed(self, error: Exception) -> None:
         if (front := self.front_screen) is not None:

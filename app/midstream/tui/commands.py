@@ -65,6 +65,11 @@ class Command:
     hint: bool = False
     changes: bool = False
 
+    @property
+    def id(self) -> str:
+        """Name in the file of own keys: ``fleet.hide-finished``."""
+        return f"{self.scopes[0]}.{self.name.lower().replace(' ', '-')}"
+
 
 COMMANDS = (
     Command("view('hosts')", ("1",), "Hosts", "link, accelerators, memory, disk", (FLEET,)),
@@ -92,6 +97,8 @@ COMMANDS = (
     Command("stop", ("S",), "Stop", "save and stop the run, or the marked ones", (FLEET, RUN), hint=True, changes=True),
     Command("launch", ("L",), "Launch", "start a run of a config on a target", (FLEET,), changes=True),
     Command("start_again", ("R",), "Start again", "start a run that has stopped or failed", (FLEET, RUN), changes=True),
+    Command("edit", ("B",), "Label", "name, tags and note of the run", (FLEET, RUN), changes=True),
+    Command("undo", ("U",), "Undo label", "undo the last edit of a name, tags or note", (FLEET, RUN), changes=True),
     Command("verify", ("V",), "Verify all", "hash all checkpoints, or marked; asks first", (FLEET,)),
     Command("leftovers", ("C",), "Clean", "list leftovers, and remove them", (FLEET,)),
     Command("mark", ("space",), "Mark", "mark a run, to compare its curve", (FLEET,), hint=True),
@@ -286,6 +293,15 @@ _DISPLAY = {
 }
 
 
+# Keys that the user has chosen, by the id of the command: see `own_keys`.
+OWN_KEYS: dict[str, tuple[str, ...]] = {}
+
+
+def keys_of(command: Command) -> tuple[str, ...]:
+    """Return the keys of a command: the user's own, or those of the table."""
+    return OWN_KEYS.get(command.id, command.keys)
+
+
 def key_name(key: str) -> str:
     """Return the displayed name of a key."""
     return _DISPLAY.get(key, key)
@@ -329,7 +345,11 @@ def of_focus(
 
 def bindings(*scopes: str) -> list[BindingType]:
     """Return Textual's bindings of these scopes."""
-    return [Binding(key, command.action, command.name, show=False) for command in of(*scopes) for key in command.keys]
+    return [
+        Binding(key, command.action, command.name, show=False, id=command.id)
+        for command in of(*scopes)
+        for key in command.keys
+    ]
 
 
 def document() -> str:
@@ -340,6 +360,7 @@ def document() -> str:
         "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/reference/keys.md -->",
         "",
         "`?` shows the keys of what has the focus; `ctrl+p` finds a key by its name; `:` opens the command line.",
+        "[Own keys](../how-to/tui.md#own-keys) are in a file.",
         "Commands marked \\* change something: `--readonly` refuses them.",
     ]
     for scope, title in SCOPES.items():

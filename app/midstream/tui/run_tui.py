@@ -10,6 +10,7 @@ from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.journal import migration_state
 from midstream.printable import printable
 from midstream.state_directory import state_directory
+from midstream.tui import own_keys
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
@@ -77,6 +78,7 @@ def run_tui(
     layout = SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path)
     if not layout.has_theme and is_light():
         layout.theme = palette.LIGHT
+    keys = own_keys.read()
     app = MidstreamApp(
         session,
         session.actions,
@@ -88,6 +90,7 @@ def run_tui(
         layout=layout,
         after_first_frame=start,
     )
+    own_keys.use(app, keys)
     prompter = DialogPrompter(app)
     with PROMPTS.use(prompter):  # every question is a dialog: a prompt on the terminal would break the screen
         try:

@@ -39,7 +39,7 @@ async def test_esc_after_start_again_leads_to_the_list() -> None:
         await settle(pilot, lambda: isinstance(app.screen, FleetScreen))
 
 
-async def test_esc_after_opening_the_run_of_a_migration_leads_to_the_list() -> None:
+async def test_esc_after_the_run_of_a_migration_leads_to_the_list() -> None:
     app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.migration()))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot, lambda: bool(app.screen_state.migrations))

@@ -83,7 +83,8 @@ def _at(series: Series, x: float, start: int, stop: int) -> float:
 def legend(drawn: Sequence[Drawn], metric: str, at: float | None, glyphs: Glyphs, width: int, height: int) -> Text:
     """Return a line for each named curve: sign, name, value.
 
-    The value is the last one, or that at ``at``. The curves with the lowest values are first; without room for all, the last line has the number of the others.
+    The value is the last one, or that at ``at``. The lowest values are first; without room for all, the last line has
+    the number of the others.
     """
     named = [each for each in drawn if each.name]
     rows = [(each, _value(each.series, at)) for each in named]

@@ -15,7 +15,7 @@ from midstream.listing import fleet_fields, run_facts
 from midstream.listing.field_type import group_name
 from midstream.listing.run_facts import latest
 from midstream.tui import commands
-from midstream.tui.screens import compared_runs, launch_form, report_and_export, run_text, stop_run
+from midstream.tui.screens import compared_runs, label_form, launch_form, report_and_export, run_text, stop_run
 from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.run_log import RunLogScreen
@@ -105,7 +105,8 @@ class RunScreen(RunLogScreen):
         self.action_view(CURVES)
 
     def crumbs(self) -> tuple[str, ...]:
-        return ("Runs", self.run_id)
+        name = self.midstream.facts.labels.of(self.run_id).name
+        return ("Runs", f"{self.run_id} ({name})" if name else self.run_id)
 
     # ------------------------------------------------------------------------------------------ showing
 
@@ -331,6 +332,14 @@ class RunScreen(RunLogScreen):
         run = self.run_view
         if run is not None and not self.refuse_readonly():
             launch_form.offer_start_again(self, run)
+
+    def action_edit(self) -> None:
+        if not self.refuse_readonly():
+            label_form.ask(self, self.run_id)
+
+    def action_undo(self) -> None:
+        if not self.refuse_readonly():
+            label_form.undo(self)
 
     def action_stop(self) -> None:
         run = self.run_view

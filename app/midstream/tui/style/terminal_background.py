@@ -35,7 +35,7 @@ def light_of(answer: bytes) -> bool | None:
 
 
 def _ask() -> bytes:
-    """Return what the terminal answers; empty without a terminal, or without an answer in time."""
+    """Return what the terminal answers; empty without an answer in time."""
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         return b""
     import termios

@@ -279,6 +279,21 @@ class FleetScreen(ListScreen):
         elif not self.refuse_readonly():
             launch_form.offer_start_again(self, run)
 
+    def action_edit(self) -> None:
+        from midstream.tui.screens import label_form
+
+        run = self._selected_run() if self._view == RUNS else None
+        if run is None:
+            self.notify("press 2 and select the run to name")
+        elif not self.refuse_readonly():
+            label_form.ask(self, run.run_id)
+
+    def action_undo(self) -> None:
+        from midstream.tui.screens import label_form
+
+        if not self.refuse_readonly():
+            label_form.undo(self)
+
     def action_leftovers(self) -> None:
         from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
 
