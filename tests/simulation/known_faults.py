@@ -128,7 +128,7 @@ def _close_if_it_answers(migration: Any, back: Any) -> None:
 
 @known
 def start_numbers_do_not_rise() -> None:
-    """Two starts of one epoch had one number."""
+    """Two starts of one ownership had one number."""
     real = start_number._next
 
     def next_fence(paths: Any, epoch: int, fence: Any, newest: Any) -> Any:
@@ -216,7 +216,7 @@ def migration_lock_is_shared() -> None:
 
 @known
 def largest_epoch_is_believed() -> None:
-    """The largest epoch that any host showed was the run's: a liar stopped the honest run's migration."""
+    """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
     from midstream.watch.snapshot import Snapshot
 
     Snapshot.believed = lambda self, run_id: sorted(  # type: ignore[method-assign]
