@@ -1,4 +1,4 @@
-"""Difference between a config that is given and the resolved one of a run that exists.
+"""Difference between a given config and the resolved one of a run.
 
 An engine replaces a run's config by the resolved one: with every default, and its values in other forms.
 """
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?(\d[\d_]*)?\.?\d+([eE][+-]?\d+)?|[+-]?\d[\d_]*\.?") 
 def first_difference(
     given: Mapping[str, JsonValue], own: Mapping[str, JsonValue], without: Collection[str] = (), prefix: str = ""
 ) -> str:
-    """Return the first value of ``given`` that ``own`` has otherwise; empty where none certainly differs.
+    """Return the first value that certainly differs; empty without one.
 
     A name that ``own`` lacks may be another spelling of one that it has, and a text may be a number with a unit: they
     prove no difference.
