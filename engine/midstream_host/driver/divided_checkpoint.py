@@ -12,10 +12,10 @@ from typing import Callable, Dict
 
 from midstream_core import records
 from midstream_host.driver.attempt_place import say
+from midstream_host.driver.reshard.errors import ReshardError
+from midstream_host.driver.reshard.reshard import Resharded, reshard
+from midstream_host.driver.reshard.stored_ranks import stored_ranks
 from midstream_host.driver.work_directory import Divided, PlacedCheckpoint
-from midstream_host.reshard.errors import ReshardError
-from midstream_host.reshard.reshard import Resharded, reshard
-from midstream_host.reshard.stored_ranks import stored_ranks
 
 _NEW = "divided-"
 

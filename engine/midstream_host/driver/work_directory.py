@@ -23,7 +23,10 @@ class MismatchError(Exception):
 
 
 class Divided(NamedTuple):
-    """A division over other data-parallel processes. ``digests``: SHA-256 by kind, equal before and after."""
+    """A division over other data-parallel processes.
+
+    ``digests``: SHA-256 of each kind of number, equal before and after.
+    """
 
     before: int
     after: int

@@ -9,9 +9,9 @@ import pytest
 
 from midstream_core import records
 from midstream_host.driver.divided_checkpoint import divide
+from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
+from midstream_host.driver.reshard.stored_ranks import stored_ranks
 from midstream_host.driver.work_directory import PlacedCheckpoint
-from midstream_host.reshard.checkpoint import StoredCheckpoint
-from midstream_host.reshard.stored_ranks import stored_ranks
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 

@@ -34,7 +34,7 @@ def claims(
     return {claim.name: claim for claim in proof.claims}
 
 
-def test_checkpoint_that_was_divided_is_not_called_the_same_bytes() -> None:
+def test_divided_checkpoint_is_not_called_the_same_bytes() -> None:
     plan = replace(PLAN, trainer=TrainerPlan("script", "", (), ()))
     evidence = Evidence(rows(0, 7), rows(7, 9), READ, (), 7, {}, {})
     plain, divided = (

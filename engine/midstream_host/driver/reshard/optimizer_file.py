@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from midstream_host.driver.reshard.segments import Archive, Segment
 from midstream_host.formats import pickle_tree, torch_tree
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
 from midstream_host.formats.torch_tree import Tensor, tensor_of
-from midstream_host.reshard.segments import Archive, Segment
 
 FP32 = "fp32"
 _SMALL = 4096  # bytes of a tensor that all ranks have alike

@@ -15,11 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.deepspeed import check_tag
-from midstream_host.formats import pickle_tree
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
-from midstream_host.formats.torch_tree import shape_of
-from midstream_host.reshard.division import (
+from midstream_host.driver.reshard.division import (
     SUBGROUP_SIZE,
     Division,
     Parameter,
@@ -29,8 +25,12 @@ from midstream_host.reshard.division import (
     subgroups,
     undo_round_robin,
 )
-from midstream_host.reshard.optimizer_file import FP32, OptimizerFile
-from midstream_host.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
+from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
+from midstream_host.driver.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
+from midstream_host.formats import pickle_tree
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
+from midstream_host.formats.torch_tree import shape_of
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
