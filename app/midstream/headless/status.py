@@ -100,8 +100,8 @@ def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]
     """
     newest: dict[str, MigrationView] = {}
     for view in migrations:
-        known = newest.get(view.plan.run_id)
-        if known is None or view.plan.identity.created > known.plan.identity.created:
+        latest = newest.get(view.plan.run_id)
+        if latest is None or view.plan.identity.created > latest.plan.identity.created:
             newest[view.plan.run_id] = view
     return [
         view
@@ -198,9 +198,9 @@ def _condition(text: str | None) -> Condition | None:
 
 def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> int:
     moment = FleetMoment(snapshot, (), time.time())
-    found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
-    output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
-    if not found:
+    runs = tuple(run for run in snapshot.runs if condition.holds(run, moment))
+    output.value({}, [*table(run_rows(snapshot, runs)), *_problems(runs)] if runs else "")
+    if not runs:
         output.message(f"midstream: none of {count(snapshot.run_count, 'run')} passes the filter")
     return Exit.DONE
 
@@ -223,9 +223,9 @@ def _state(members: tuple[RunView, ...]) -> str:
     """Return the state of an attempt, and each of its processes in another state."""
     first, *others = members
     deviating = [
-        f"process {each.status.process} on {each.host} {each.state}"
-        for each in others
-        if each.status is not None and each.state != first.state
+        f"process {member.status.process} on {member.host} {member.state}"
+        for member in others
+        if member.status is not None and member.state != first.state
     ]
     return ", ".join([first.state, *deviating])
 

@@ -29,4 +29,4 @@ Fields = Mapping[str, Field]
 
 def by_name(fields: Iterable[Field]) -> dict[str, Field]:
     """Return the fields by their names, in order."""
-    return {each.name: each for each in fields}
+    return {field.name: field for field in fields}

@@ -51,8 +51,8 @@ def short_kind(kind: str) -> str:
 def utilization(host: HostView) -> float | None:
     """Return a host's mean accelerator utilization, 0..1; None if it reports none."""
     used = [item.utilization for item in host.machine.accelerators] if host.machine else []
-    known = [value for value in used if value is not None]
-    return sum(known) / len(known) if known else None
+    shares = [value for value in used if value is not None]
+    return sum(shares) / len(shares) if shares else None
 
 
 def memory_share(host: HostView) -> float | None:

@@ -97,9 +97,9 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
         self._paint_seconds = time.thread_time() - began
 
     def _extend_history(self, before: ScreenState) -> None:
-        known = set(map(id, before.snapshot.hosts))
+        earlier = set(map(id, before.snapshot.hosts))
         for host in self.screen_state.snapshot.hosts:
-            if id(host) not in known and (used := utilization(host)) is not None:
+            if id(host) not in earlier and (used := utilization(host)) is not None:
                 self.utilization_history.setdefault(host.name, deque(maxlen=HISTORY_LENGTH)).append(used)
 
     def _notify_changes(self, before: ScreenState) -> None:

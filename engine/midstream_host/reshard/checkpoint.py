@@ -114,12 +114,12 @@ class ModelRank:
             if size is None or type(size) not in (int, float):
                 size = SUBGROUP_SIZE
             parts = [subgroups(group, len(self.optimizers), int(size)) for group in self.order]
-            if [part for group in parts for part in group] != self.division.groups:
+            if [subgroup for group in parts for subgroup in group] != self.division.groups:
                 raise FormatError("{}: its subgroups are not those of sub_group_size {}".format(
                     self.first.archive.name, int(size)))  # fmt: skip
             parts = [subgroups(group, ranks, int(size)) for group in self.order]
             group_of = [place for place, group in enumerate(parts) for _ in group]
-            return shards([part for group in parts for part in group], group_of, ranks)
+            return shards([subgroup for group in parts for subgroup in group], group_of, ranks)
         if self.round_robin and any(any(group) for group in self.paddings):
             raise FormatError("round_robin_gradients together with parameter_alignment is not supported")
         groups = [round_robin(group, ranks) if self.round_robin else group for group in self.order]
@@ -255,16 +255,17 @@ class StoredCheckpoint:
         self.ranks = self._ranks(first)
         self.models: Dict[Tuple[int, int], ModelFile] = read
         self.parts: List[ModelRank] = []
-        for part in sorted({part for _, part in optimizers}):
+        for number in sorted({number for _, number in optimizers}):
             files = [
-                OptimizerFile(Archive(posixpath.join(directory, optimizers[rank, part]))) for rank in range(self.ranks)
+                OptimizerFile(Archive(posixpath.join(directory, optimizers[rank, number])))
+                for rank in range(self.ranks)
             ]
-            owners = [read[key] for key in sorted(read) if key[1] == part]
+            owners = [read[key] for key in sorted(read) if key[1] == number]
             self.parts.append(ModelRank(owners, files))
 
     def archives(self) -> List[Archive]:
         """Return every archive that was opened."""
-        files = [file.archive for part in self.parts for file in part.optimizers]
+        files = [file.archive for model_rank in self.parts for file in model_rank.optimizers]
         return files + [model.archive for model in self.models.values()]
 
     def digests(self) -> Dict[str, str]:
@@ -273,14 +274,14 @@ class StoredCheckpoint:
         It is the same whatever number of processes wrote the checkpoint. Raises FormatError and OSError.
         """
         kinds: Dict[str, Any] = {}
-        for part in self.parts:
-            for group, parameters in enumerate(part.order):
-                for kind in part.kinds(group):
+        for model_rank in self.parts:
+            for group, parameters in enumerate(model_rank.order):
+                for kind in model_rank.kinds(group):
                     digest = kinds.setdefault(kind, hashlib.sha256())
                     segments = [
                         segment
                         for parameter in parameters
-                        for segment in part.numbers(kind, group, parameter, 0, parameter.count)
+                        for segment in model_rank.numbers(kind, group, parameter, 0, parameter.count)
                     ]
                     for block, _ in blocks_of(joined(segments)):
                         digest.update(block)

@@ -82,7 +82,7 @@ class Archive:
     def blocks(self, member: str, start: int, stop: int) -> Iterator[Tuple[memoryview, int]]:
         """Yield part of a member in blocks with the CRC of each. Raises FormatError and OSError."""
         place = self._place(member)
-        buffer, part = memoryview(bytearray(min(BLOCK, stop - start))), 0
+        buffer, total = memoryview(bytearray(min(BLOCK, stop - start))), 0
         with records.open_regular(self.path) as file:
             status = os.fstat(file.fileno())
             if (status.st_size, status.st_mtime_ns) != self.identity:
@@ -93,9 +93,9 @@ class Archive:
                 if file.readinto(block) != len(block):
                     raise FormatError("{}: the end of the file is missing".format(self.name))
                 crc = zlib.crc32(block)
-                part = combined(part, crc, len(block))
+                total = combined(total, crc, len(block))
                 yield block, crc
-        self._note(member, start, stop, part)
+        self._note(member, start, stop, total)
 
     def check_member(self, member: str) -> None:
         """Read a member and compare its CRC. Raises FormatError: it is damaged."""
@@ -137,9 +137,9 @@ class Archive:
 def copy_segments(segments: Iterable[Segment], write: Callable[[memoryview], object]) -> int:
     """Write segments one after the other; return the CRC-32 of all. Raises FormatError and OSError."""
     crc = 0
-    for block, part in blocks_of(segments):
+    for block, block_crc in blocks_of(segments):
         write(block)
-        crc = combined(crc, part, len(block))
+        crc = combined(crc, block_crc, len(block))
     return crc
 
 

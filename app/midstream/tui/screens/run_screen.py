@@ -139,13 +139,13 @@ class RunScreen(RunLogScreen):
         axis = self.main_curve.style_options.axis
         runs = self._drawn_runs()
         drawn = []
-        for number, each in enumerate(runs):
-            series = self._series(each, self.metric, axis)
+        for number, run_ in enumerate(runs):
+            series = self._series(run_, self.metric, axis)
             alone = len(runs) == 1
             if alone:
-                drawn.append(Drawn(series, hues=attempt_hues(each)))
+                drawn.append(Drawn(series, hues=attempt_hues(run_)))
             else:
-                drawn.append(Drawn(series, each.run_id, palette.series(number)))
+                drawn.append(Drawn(series, run_.run_id, palette.series(number)))
         positions = (
             series_cache.x_of_step(run.curve, checkpoint.step, axis)
             for checkpoint in run.checkpoints
@@ -174,8 +174,8 @@ class RunScreen(RunLogScreen):
             return ()
         own = metrics_of(run)
         system = self.midstream.system_curves.names_of_run(self.screen_state.snapshot, run)
-        known = sum(name in FIRST_METRICS for name in own)
-        return list(dict.fromkeys([*own[:known], *system[:1], *own[known:], *system[1:]]))
+        first = sum(name in FIRST_METRICS for name in own)
+        return list(dict.fromkeys([*own[:first], *system[:1], *own[first:], *system[1:]]))
 
     def metric_value(self, metric: str) -> str:
         run = self.run_view
@@ -214,7 +214,7 @@ class RunScreen(RunLogScreen):
     def _drawn_runs(self) -> list[RunView]:
         """Return this run and the overlaid ones, as far as a host has them."""
         copies = map(self.screen_state.snapshot.copies, (self.run_id, *self._others))
-        return [found[0] for found in copies if found]
+        return [views[0] for views in copies if views]
 
     # ------------------------------------------------------------------------------------------ commands
 

@@ -107,7 +107,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
         shown = (
             metric,
             empty,
-            tuple((id(each.series), len(each.series), each.name, each.colour, each.smooth) for each in drawn),
+            tuple((id(curve.series), len(curve.series), curve.name, curve.colour, curve.smooth) for curve in drawn),
             dict(names or {}),
             tuple(points),
         )
