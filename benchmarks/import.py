@@ -90,12 +90,16 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
             place += count
         rows.append(row)
     common = {
-        "iteration": 10, "global_steps": 10, "skipped_steps": 0, "dp_world_size": ranks, "lr_scheduler": None,
+        "iteration": 10, "global_steps": 10, "skipped_steps": 0, "dp_world_size": ranks, "mp_world_size": 1,
+        "lr_scheduler": None,
         "param_shapes": groups,
     }  # fmt: skip
     ordered = {name: weights[name] for name in shapes}
     torch_files.save(step / "mp_rank_00_model_states.pt", {"module": ordered, **common})
-    hyper = [{"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": decay} for decay in (0.1, 0.0)]
+    hyper = [
+        {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": decay, "params": [group]}
+        for group, decay in enumerate((0.1, 0.0))
+    ]
     for rank in range(ranks):
         parts = [{kind: np.split(array, ranks)[rank] for kind, array in row.items()} for row in rows]
         state: dict[str, Any] = {
@@ -109,7 +113,12 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
             },
         }
         mappings = [fragments(group, rank, len(rows[number]["fp32"]) // ranks) for number, group in enumerate(groups)]
-        state["param_slice_mappings"] = mappings
+        state |= {"param_slice_mappings": mappings, "partition_count": [ranks] * 2, "group_paddings": [0, 0]}
+        if rank == ranks - 1:
+            state["group_paddings"] = [
+                len(row["fp32"]) - sum(int(np.prod(shape)) for shape in named.values())
+                for row, named in zip(rows, groups, strict=True)
+            ]
         path = step / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         torch_files.save(path, {"optimizer_state_dict": state})
     config = {

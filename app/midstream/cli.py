@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Flags that select a mode and need the fleet file.
 MODES = (
     "status", "cost", "metrics", "log", "check", "launch", "adopt", "init_run", "migrate", "guard", "stop", "restart",
-    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch", "report", "export",
+    "repair", "verify", "diff", "compare", "delete", "serve_metrics", "watch", "report", "export", "reshard",
     "config",  # the last, because --migrate PATH has a --config too
 )  # fmt: skip
 
@@ -185,6 +185,10 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
     if options.replay:
         return _replay(options)
     here = options.init_run and ":" not in options.init_run
+    if options.reshard and ":" not in options.reshard.split("/")[0]:  # a path of this machine
+        from midstream import headless
+
+        return headless.mode("reshard")(None, options, output)
     if not any((options.init, here, options.doctor, options.continue_, options.rollback, options.verify, options.diff)):
         if not (options.checkpoints and is_local_or_bucket(options.checkpoints)):
             return None

@@ -59,7 +59,9 @@ class CleanupProcess:
         os.environ.pop(MARK, None)
 
 
-def end_processes(hosts: HostPool, root: Path, report: Callable[[str], None], spare: set[int]) -> None:
+def end_processes(
+    hosts: HostPool, root: Path, report: Callable[[str], None], spare: set[int], *, continued: bool
+) -> None:
     """End the demo's processes except the pids ``spare``: no process of it then runs.
 
     Migration processes end first, runs are saved and stopped, and the remaining processes are killed. An interrupted
@@ -70,9 +72,11 @@ def end_processes(hosts: HostPool, root: Path, report: Callable[[str], None], sp
         root: Directory of the demo, by which its processes are found.
         report: Receives the progress.
         spare: Pids that are not killed.
+        continued: The next demo continues the run and its migration, as far as they are.
     """
-    _end_migrations(hosts.fleet, report)
-    _stop_runs(hosts, report)
+    later = "; the next midstream --demo continues it" if continued else ""
+    _end_migrations(hosts.fleet, report, later)
+    _stop_runs(hosts, report, later)
     quiet = 0
     while quiet < QUIET_POLLS:
         pids = [pid for pid in marked_processes(root) if pid not in spare]
@@ -83,14 +87,14 @@ def end_processes(hosts: HostPool, root: Path, report: Callable[[str], None], sp
         time.sleep(POLL_INTERVAL)
 
 
-def _end_migrations(fleet: Fleet, report: Callable[[str], None]) -> None:
+def _end_migrations(fleet: Fleet, report: Callable[[str], None], later: str) -> None:
     for view in list_migrations(fleet):
         directory, reported = MigrationDirectory(view.migration), False
         while directory.is_locked():
             with contextlib.suppress(OSError, ValueError):  # the process has just exited
                 os.kill(int((directory.path / ".lock").read_bytes()[:MAX_PID_BYTES]), signal.SIGKILL)
             if not reported:
-                report(f"ending the migration of {view.plan.run_id}; the next midstream --demo continues it")
+                report(f"ending the migration of {view.plan.run_id}{later}")
                 reported = True
             time.sleep(POLL_INTERVAL)
 
@@ -105,7 +109,7 @@ def running_engines(hosts: HostPool) -> Iterator[tuple[str, str, int]]:
                 yield name, run_id, attempt
 
 
-def _stop_runs(hosts: HostPool, report: Callable[[str], None]) -> None:
+def _stop_runs(hosts: HostPool, report: Callable[[str], None], later: str) -> None:
     """Request every engine to save and exit; kill those that exceed `SAVE_TIMEOUT`."""
     signalled: set[tuple[str, str, int]] = set()
     deadline = time.monotonic() + SAVE_TIMEOUT
@@ -118,12 +122,8 @@ def _stop_runs(hosts: HostPool, report: Callable[[str], None]) -> None:
                     how = "SIGKILL" if late else "SIGTERM"
                     host.call(run_state.signal)(root=host.root, run_id=run_id, attempt=attempt, name=how)
                     signalled.add((name, run_id, attempt))
-                    what = (
-                        "it did not exit in time"
-                        if late
-                        else "it saves first, and the next midstream --demo continues it"
-                    )
-                    report(f"stopping the demo's run on {name}; {what}")
+                    what = "it did not exit in time" if late else f"it saves first{later}"
+                    report(f"stopping the demo's run on {name}: {what}")
             time.sleep(POLL_INTERVAL)
     except HostError as error:  # such as a damaged run directory; its processes are found by their mark
         report(f"midstream: {error}")
@@ -160,7 +160,7 @@ def main() -> int:
     fleet = load_fleet(root / "fleet.yaml")
     hosts = HostPool(fleet)
     try:
-        end_processes(hosts, root, lambda line: print(line, flush=True), set())
+        end_processes(hosts, root, lambda line: print(line, flush=True), set(), continued=False)
     except MidstreamError as error:
         print(f"midstream: {error}", flush=True)
         return int(error.code)

@@ -190,7 +190,8 @@ class FlagParser(argparse.ArgumentParser):
             hint = f"did you mean --{flag}?" if f"--{flag}" in self.actions else HELP_HINT
             self.error(f"{text!r} belongs to no flag ({hint})")
         if "." in flag:
-            self.error(f"unknown flag {flag} (flags of the engine follow --: midstream --launch ... -- {flag} VALUE)")
+            example = f"midstream --launch CONFIG --on TARGET -- {flag} VALUE"
+            self.error(f"unknown flag {flag} (flags of the engine follow --: {example})")
         hint = did_you_mean(flag.replace("_", "-"), self.actions) or HELP_HINT
         self.error(f"unknown flag {flag} ({hint})")
 

@@ -87,6 +87,10 @@ def _add_look(flags: FlagParser) -> None:
     look = flags.section("look at runs")
     look.mode("--status", action="store_true", help="print hosts, runs and checkpoints once")
     look.flag("--filter", of=("--status",), metavar="EXPR", help="only the runs that pass a filter: 'loss<2.5 age>5m'")
+    look.flag(
+        "--columns", of=("--status",), metavar="NAME[,NAME...]",
+        help="a table of runs with these fields: run,state,left,config.optimizer.learning_rate",
+    )  # fmt: skip
     look.mode("--cost", action="store_true", help="print hours and money by host, run and migration")
     look.mode(
         "--compare", metavar="RUN|CONFIG", needs=("--with",), engine=True, completes="runs",
@@ -327,9 +331,16 @@ def _add_checkpoints(flags: FlagParser) -> None:
     checkpoints.flag(
         "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
     )
+    checkpoints.mode(
+        "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",
+        help="divide a checkpoint of DeepSpeed over another number of processes",
+    )  # fmt: skip
     checkpoints.flag(
-        "--output", of=("--export",), metavar="PATH|HOST:PATH", completes="files",
-        help="the directory to create, on the host that has the run",
+        "--processes", of=("--reshard",), type=number, metavar="N", help="all processes that will load the checkpoint"
+    )
+    checkpoints.flag(
+        "--output", of=("--export", "--reshard"), metavar="PATH|HOST:PATH", completes="files",
+        help="the directory to create, on the host that has the run or the checkpoint",
     )  # fmt: skip
 
 

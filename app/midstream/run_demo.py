@@ -86,7 +86,7 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
     from midstream.tui.fleet_session import UnopenedFleet
     from midstream.tui.run_tui import run_tui
 
-    with _demo_fleet(claim(output.message), output) as (fleet, hosts):
+    with _demo_fleet(claim(output.message), output, continued=True) as (fleet, hosts):
         _ensure_running(hosts, output, verbose=options.verbose)
         display = {"readonly": options.readonly, "ascii_only": options.ascii}
         ended = run_tui(UnopenedFleet(fleet.path, lambda: hosts), **display, start_run=RUN, demo=True)
@@ -96,7 +96,7 @@ def _screen(options: argparse.Namespace, output: Output) -> int:
 
 
 @contextlib.contextmanager
-def _demo_fleet(directory: DemoDirectory, output: Output) -> Iterator[tuple[Fleet, HostPool]]:
+def _demo_fleet(directory: DemoDirectory, output: Output, *, continued: bool) -> Iterator[tuple[Fleet, HostPool]]:
     """Yield the demo's fleet. On exit every process started there has ended."""
     from midstream.demo_cleanup import CleanupProcess, end_processes
     from midstream.hosts.host_pool import HostPool
@@ -112,7 +112,7 @@ def _demo_fleet(directory: DemoDirectory, output: Output) -> Iterator[tuple[Flee
         yield fleet, hosts
     finally:
         directory.ending()
-        end_processes(hosts, directory.root, report, {cleanup.pid})
+        end_processes(hosts, directory.root, report, {cleanup.pid}, continued=continued)
         hosts.close()
         cleanup.dismiss()
         directory.release()
@@ -210,7 +210,7 @@ def _headless(output: Output, *, verbose: bool) -> int:
     root = default_root() / run_id
     code: int = Exit.FAILED
     try:
-        with _demo_fleet(claim_at(root), output) as (fleet, hosts):
+        with _demo_fleet(claim_at(root), output, continued=False) as (fleet, hosts):
             output.message(f"launching {run_id} on small (2 devices)")
             attempt = launch_run(hosts, LaunchRequest("small", CONFIG, run_id), reporter(output, verbose=verbose))
             output.event(LaunchedEvent(run=run_id, target="small", attempt=attempt.number))

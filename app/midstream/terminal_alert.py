@@ -1,8 +1,8 @@
 """Alerts at the terminal: the bell, and a desktop notification by escape sequence.
 
-OSC 9 is iTerm2's, WezTerm's, Ghostty's and kitty's, OSC 777 that of rxvt, foot and VTE. A terminal that supports
-neither ignores it. In tmux the sequence is passed through where `allow-passthrough` permits it; the bell always
-reaches tmux.
+OSC 99 is kitty's, OSC 9 that of iTerm2, WezTerm and Ghostty, OSC 777 that of rxvt, foot and VTE. A terminal that
+supports none of them ignores it. In tmux the sequence is passed through where `allow-passthrough` permits it; the bell
+always reaches tmux.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from midstream.printable import printable
 
 SETTING = "MIDSTREAM_NOTIFY"
-AUTO, BELL, OSC_9, OSC_777, OFF = "auto", "bell", "osc9", "osc777", "off"
+AUTO, BELL, OSC_9, OSC_99, OSC_777, OFF = "auto", "bell", "osc9", "osc99", "osc777", "off"
 BEL, ESC = "\a", "\x1b"
 LONGEST = 200  # characters of a text
 TMUX_TIMEOUT = 2.0  # seconds
@@ -30,7 +30,7 @@ def alert(text: str, environment: Mapping[str, str] = os.environ, tmux: Callable
 
     Args:
         text: One line for the user.
-        environment: `$MIDSTREAM_NOTIFY` is auto, bell, osc9, osc777 or off; anything else counts as auto.
+        environment: `$MIDSTREAM_NOTIFY` is auto, bell, osc9, osc99, osc777 or off; anything else counts as auto.
         tmux: Returns whether tmux passes sequences through, and the name and type of the terminal that it runs in.
     """
     setting = environment.get(SETTING, AUTO).strip().lower()
@@ -38,11 +38,15 @@ def alert(text: str, environment: Mapping[str, str] = os.environ, tmux: Callable
         return ""
     in_tmux = bool(environment.get("TMUX"))
     allowed, terminal = (tmux or _ask_tmux)().partition(" ")[::2] if in_tmux else ("on", _terminal(environment))
-    kind = setting if setting in (BELL, OSC_9, OSC_777) else _kind_of(terminal)
+    kind = setting if setting in (BELL, OSC_9, OSC_99, OSC_777) else _kind_of(terminal)
     if kind == BELL or allowed not in PASSED_THROUGH:
         return BEL
     body = printable(text)[:LONGEST]
-    sequence = f"{ESC}]9;{body}{BEL}" if kind == OSC_9 else f"{ESC}]777;notify;midstream;{body.replace(';', ',')}{BEL}"
+    sequence = {
+        OSC_9: f"{ESC}]9;{body}{BEL}",
+        OSC_99: f"{ESC}]99;i=midstream:d=0;midstream{ESC}\\{ESC}]99;i=midstream:d=1:p=body;{body}{ESC}\\",
+        OSC_777: f"{ESC}]777;notify;midstream;{body.replace(';', ',')}{BEL}",
+    }[kind]
     if in_tmux:
         sequence = f"{ESC}Ptmux;{sequence.replace(ESC, ESC * 2)}{ESC}\\"
     return BEL + sequence
@@ -57,6 +61,8 @@ def _kind_of(terminal: str) -> str:
     words = terminal.lower().split()
     if not words or words[0] in WITHOUT_OSC:
         return BELL
+    if any("kitty" in word for word in words):
+        return OSC_99
     return OSC_777 if any(word.startswith(("rxvt", "foot", "vte")) for word in words) else OSC_9
 
 

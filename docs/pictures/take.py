@@ -21,9 +21,7 @@ from support.tui.screens import app_over, play  # noqa: E402
 # name -> scene, size
 PICTURES = {
     "fleet": (Scene(fleets.big_fleet(), (), ("j",)), (120, 30)),
-    "run": (SCENES["run-curves"], (140, 36)),
     "plan": (SCENES["wizard-plan"], (100, 26)),
-    "certificate": (SCENES["migration-certificate"], (110, 32)),
 }
 SIZES = ((80, 24), (160, 45))
 # name -> theme, colours of the terminal

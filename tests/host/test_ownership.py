@@ -120,6 +120,42 @@ def test_commands_and_fences_of_other_migrations_are_refused(root: str, run: Run
     assert ownership.seal(root, "run", 2, "target of a", 5, migration="a").epoch == 2
 
 
+def test_lock_is_not_released_while_its_command_to_stop_waits(root: str, run: RunDirectory) -> None:
+    """Another process of the migration may send it after the rollback has looked for one."""
+    run.status(1, records.TRAINING, 5)
+    acquire(root, "a")
+    stop = {**STOP, "owner": "target of a", "migration": "a"}
+    ownership.send_command(root, "run", 1, stop)
+    with pytest.raises(run_state.RefusedError, match="has commanded attempt 1 of run to stop by now"):
+        ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is not None
+    ownership.send_command(root, "run", 1, {"action": records.SAVE, "epoch": 1, "migration": "a"})
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is None
+
+
+def test_lock_is_not_released_while_the_run_is_sealed_for_it(root: str, run: RunDirectory) -> None:
+    acquire(root, "a")
+    ownership.seal(root, "run", 2, "target of a", 5, migration="a")
+    with pytest.raises(run_state.RefusedError, match="another process of migration a has sealed run run by now"):
+        ownership.release(root, "run", "a", 2, "target of a")
+    back = records.Fence.read(run.paths.fence).rolled_back("here", 5)
+    ownership.put_fence(root, "run", back.to_json(), migration="a")
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert ownership.migration_lock(root, "run") is None
+
+
+def test_command_to_seal_is_refused_after_a_rollback(root: str, run: RunDirectory) -> None:
+    """A process that was suspended would stop the engine that the rollback has started."""
+    run.attempt(3)
+    acquire(root, "a")
+    sealed = ownership.seal(root, "run", 2, "target of a", 5, migration="a")
+    ownership.put_fence(root, "run", sealed.rolled_back("here", 5).to_json(), migration="a")
+    with pytest.raises(run_state.RefusedError, match=r"run run belongs to here \(ownership 3\) by now"):
+        ownership.send_command(root, "run", 3, {**STOP, "owner": "target of a", "migration": "a"})
+    assert not os.path.exists(run.attempt(3).command_file)
+
+
 def test_standby_on_former_source_accepts_newer_epochs_only(root: str, run: RunDirectory) -> None:
     """A standby on a former source, where the lock of the finished migration is left."""
     run.attempt(1)

@@ -66,6 +66,24 @@ def test_suspended_process_is_refused_after_a_rollback(run: RunDirectory, allow:
     assert not os.path.exists(run.paths.ownership)
 
 
+def test_open_target_with_a_permission_refuses_a_rollback(run: RunDirectory, allow: Callable[..., None]) -> None:
+    """The permission may come after the rollback has looked whether the target was started."""
+    back = records.Fence.read(run.paths.fence).rolled_back("one", 5)
+    allow("p1")
+    with pytest.raises(RefusedError, match="another process of migration m may start its target by now"):
+        ownership.put_fence(run.paths.root, "r", back.to_json(), "m", process="p2")
+    assert records.Fence.read(run.paths.fence).epoch == 2
+    assert allowed(run) == "p1"
+    ownership.put_fence(run.paths.root, "r", back.to_json(), "m", process="p1")
+    assert records.Fence.read(run.paths.fence).epoch == 3, "its own permission"
+
+
+def test_closed_target_with_a_permission_allows_a_rollback(run: RunDirectory, allow: Callable[..., None]) -> None:
+    back = records.Fence.read(run.paths.fence).rolled_back("one", 5)
+    allow("p1")
+    assert ownership.put_fence(run.paths.root, "r", back.to_json(), "m").epoch == 3
+
+
 def test_other_migration_gets_no_permission(run: RunDirectory, allow: Callable[..., None]) -> None:
     with pytest.raises(RefusedError, match="locked for two by migration m"):
         allow(migration="other")

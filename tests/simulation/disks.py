@@ -46,7 +46,7 @@ class _Written:
 
 @dataclass
 class Disk:
-    """What is not durable below some directories of a machine."""
+    """A machine's disk, with the changes that are not durable yet."""
 
     directories: tuple[str, ...]
     kept: str  # directory for replaced and removed files
@@ -125,16 +125,16 @@ class Disk:
     def lose(self) -> str:
         """Lose what is not durable, as a power cut does. Return what was lost, in words."""
         amount = self.random.choice(["nothing", "some", "some", "all", "all"])
-        undone = torn = 0
+        undone = partial = 0
         if amount != "nothing":
             undone = sum(self._undo(changes, amount) for changes in list(self.names.values()))
-            torn = self._tear(amount)
+            partial = self._cut_files(amount)
         for changes in self.names.values():
             for change in changes:
                 self._forget(change)
         self.names.clear()
         self.written.clear()
-        return f"{undone} names and the content of {torn} files lost" if undone or torn else ""
+        return f"{undone} names and the content of {partial} files lost" if undone or partial else ""
 
     def _undo(self, changes: list[_Name], amount: str) -> int:
         begun = SCHEDULER.now - WRITE_BACK
@@ -158,15 +158,15 @@ class Disk:
             _rename(change.before, change.path)
             change.before = ""
 
-    def _tear(self, amount: str) -> int:
-        torn = 0
+    def _cut_files(self, amount: str) -> int:
+        count = 0
         for directory in self.directories:
             for where, _, files in os.walk(directory):
                 for name in sorted(files):
-                    torn += self._tear_file(os.path.join(where, name), amount)
-        return torn
+                    count += self._cut_file(os.path.join(where, name), amount)
+        return count
 
-    def _tear_file(self, path: str, amount: str) -> bool:
+    def _cut_file(self, path: str, amount: str) -> bool:
         found = os.stat(path)
         state = self.written.get(found.st_ino)
         if state is None or found.st_size <= state.durable or state.time < SCHEDULER.now - WRITE_BACK:

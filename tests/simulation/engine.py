@@ -25,13 +25,17 @@ from midstream_core.attempt.earlier_process import running_earlier
 from midstream_core.attempt.errors import CheckpointError, FencedError
 from midstream_core.attempt.standby_lease import Lease
 from midstream_core.attempt.status_file import StatusFile
+from midstream_core.object_store.bucket_client import ABSENT
 from midstream_engine.attempt.take_start import take_start
 from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
 from midstream_engine.checkpoint.saving.retention import Retention
+from midstream_engine.checkpoint.stores import bucket_fence, in_bucket
+from midstream_engine.checkpoint.stores.run_bucket import RunBucket
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_engine.runtime import attempt_record
 from midstream_engine.tracking.metrics_file import MetricsFile
+from simulation import groups
 from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
 
@@ -76,13 +80,16 @@ class History:
     starts: list[Start] = field(default_factory=list)
     training: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # process -> (epoch, start)
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
+    doubles: list[str] = field(default_factory=list)  # second processes of an attempt that was running
 
     def clear(self) -> None:
         """Forget everything."""
+        groups.ATTEMPTS.clear()
         self.commits.clear()
         self.starts.clear()
         self.training.clear()
         self.seals.clear()
+        self.doubles.clear()
 
 
 HISTORY = History()
@@ -122,23 +129,50 @@ def write_checkpoint(
     paths: records.RunPaths, attempt: int, epoch: int, start: int, step: int, config: Mapping[str, Any]
 ) -> str:
     """Write a checkpoint's objects and manifest; return its name. Call with the run's lock held."""
-    name = records.checkpoint_name(step, attempt)
+    name = records.checkpoint_name(step, attempt, start if paths.store else 0)
     directory = paths.checkpoint(name)
     array, content = array_of(step)
     train = json.dumps(train_record(step, config)).encode()
     objects: list[dict[str, Any]] = []
     for path, data in ((array.objects[0], content), (records.TRAIN, train)):
-        full = os.path.join(directory, path)
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        records.write_bytes(full, data)
+        put_object(directory, path, data)
         objects.append(records.ObjectEntry(path, len(data), hashlib.sha256(data).hexdigest()).to_json())
     hashes = {entry["path"]: entry["sha256"] for entry in objects}
     digest = records.root_digest([array], hashes, json.loads(train)["state"])
-    records.Manifest(
+    manifest = records.Manifest(
         format=records.FORMAT, version=records.FORMAT_VERSION, run_id=paths.run_id, step=step, attempt=attempt,
         epoch=epoch, created=time.time(), root_digest=digest, arrays=[array.to_json()], objects=objects, start=start,
-    ).write(os.path.join(directory, records.MANIFEST))  # fmt: skip
+        numbered=bool(paths.store),
+    )  # fmt: skip
+    put_object(directory, records.MANIFEST, json.dumps(manifest.to_json()).encode())
     return name
+
+
+def put_object(directory: str, path: str, data: bytes) -> None:
+    """Create an object of a checkpoint, on a disk or in a bucket."""
+    if in_bucket(directory):
+        RunBucket(directory).put(path, data, ABSENT)
+        return
+    full = os.path.join(directory, path)
+    os.makedirs(os.path.dirname(full), exist_ok=True)
+    records.write_bytes(full, data)
+
+
+def get_object(directory: str, path: str) -> bytes:
+    """Return an object of a checkpoint."""
+    if in_bucket(directory):
+        return RunBucket(directory).get(path)[0]
+    with open(os.path.join(directory, path), "rb") as file:
+        return file.read()
+
+
+def manifest_or_none(directory: str) -> records.Manifest | None:
+    """Return the manifest of a checkpoint; None where it has none."""
+    try:
+        text = get_object(directory, records.MANIFEST)
+    except FileNotFoundError:
+        return None
+    return records.Manifest.from_json(records.parse_json(text, directory), directory)
 
 
 class Engine:
@@ -147,8 +181,15 @@ class Engine:
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
         environment = os.environ
-        self.attempt = attempt_record.open_attempt(environment["MIDSTREAM_ROOT"], environment["RUN_ID"], environment)
+        root, run_id = environment["MIDSTREAM_ROOT"], environment["RUN_ID"]
+        with open(records.RunPaths(root, run_id).config, encoding="utf-8") as file:
+            self._config = yaml.safe_load(file)
+        store = self._config["trainer"].get("checkpointer", {}).get("base_path", "")
+        self.attempt = attempt_record.open_attempt(root, run_id, environment, store)
         self.paths, self.files = self.attempt.paths, self.attempt.files
+        number = int(environment.get(groups.RANK, "0/1").split("/")[1])
+        self._peers = groups.Peers(self.files.dir, 0, number)
+        self._processes = number
         self._signalled = ""
         self._step = self._restored = 0
         self._answered = 0
@@ -164,16 +205,16 @@ class Engine:
         if refused := running_earlier(self.files.status(0), 5.0):
             print(refused)
             return 1
-        with open(self.paths.config, encoding="utf-8") as file:
-            self._config = yaml.safe_load(file)
         self.status = StatusFile(
             self.files.status(0), run_id=self.paths.run_id, attempt=self.attempt.number,
-            epoch=self.attempt.first_epoch, num_train_steps=STEPS, host=os.environ.get("MIDSTREAM_HOST", ""),
+            epoch=self.attempt.first_epoch, num_train_steps=STEPS, processes=self._processes,
+            host=os.environ.get("MIDSTREAM_HOST", ""),
         )  # fmt: skip
         self.status.update(state_bytes=len(state_of(0)) + 512, devices=[{"kind": "cpu", "platform": "cpu"}])
         command = records.Command.read_or_none(self.files.command_file)
         self._answered = max(self.status.value.acknowledged, self.status.value.rejected)
         try:
+            self._peers.meet()
             return self._attempt(command)
         except (FencedError, save_fence.FenceRejectedError) as error:
             return self._fail(str(error), records.EXIT_FENCED)
@@ -227,9 +268,7 @@ class Engine:
         """Rehearse, then wait for a command to restore. None: stopped, or the lease has expired."""
         self.status.update(state=records.COMPILING)
         time.sleep(5 * STEP)
-        manifest = records.Manifest.read(
-            os.path.join(self.paths.checkpoint(command.checkpoint or ""), records.MANIFEST)
-        )
+        manifest = self._manifest(command.checkpoint or "")
         self.status.update(step=manifest.step, rehearsed_seconds=STEP, compiled_seconds=5 * STEP)
         self._answered = max(self._answered, command.sequence)
         self.status.update(state=records.WAITING, message=f"waits for its state, ownership {self.attempt.epoch}")
@@ -259,9 +298,7 @@ class Engine:
             return f"{command.action}: a standby accepts restore and stop only"
         if command.epoch != self.attempt.epoch or not command.checkpoint:
             return f"the command is of ownership {command.epoch}"
-        manifest = records.Manifest.read_or_none(
-            os.path.join(self.paths.checkpoint(command.checkpoint), records.MANIFEST)
-        )
+        manifest = manifest_or_none(self.paths.checkpoint(command.checkpoint))
         if manifest is None or manifest.root_digest != command.root_digest:
             return f"{command.checkpoint} is not here, or has another root digest"
         fence = save_fence.read_fence(self.paths)
@@ -348,6 +385,8 @@ class Engine:
     def _origin(self, command: records.Command | None) -> str:
         """Return the checkpoint to start from, as the engine's ``find_origin`` does."""
         fence = save_fence.read_fence(self.paths)
+        if self.paths.store:
+            fence = bucket_fence.newest_fence(self.paths, fence)
         if command is not None and command.action in records.STARTS:
             named = records.parse_checkpoint_name(command.checkpoint or "")
             if command.action == records.RESTORE and named is not None and named[1] != self.attempt.number:
@@ -362,7 +401,10 @@ class Engine:
         return name or ""
 
     def _manifest(self, name: str) -> records.Manifest:
-        return records.Manifest.read(os.path.join(self.paths.checkpoint(name), records.MANIFEST))
+        manifest = manifest_or_none(self.paths.checkpoint(name))
+        if manifest is None:
+            raise CheckpointError(f"{name} has no manifest")
+        return manifest
 
     def _restore(self, command: records.Command | None) -> tuple[str, str]:
         name = self._origin(command)
@@ -372,10 +414,8 @@ class Engine:
         directory = self.paths.checkpoint(name)
         hashes: dict[str, str] = {}
         for entry in manifest.object_entries:
-            with open(os.path.join(directory, entry.path), "rb") as file:
-                hashes[entry.path] = hashlib.sha256(file.read()).hexdigest()
-        with open(os.path.join(directory, records.TRAIN), encoding="utf-8") as file:
-            train = json.load(file)
+            hashes[entry.path] = hashlib.sha256(get_object(directory, entry.path)).hexdigest()
+        train = json.loads(get_object(directory, records.TRAIN))
         digest = records.root_digest(manifest.array_entries, hashes, train["state"])
         if digest != manifest.root_digest:
             raise CheckpointError(f"{name} is damaged")
@@ -411,7 +451,7 @@ class Engine:
             metrics.write(row)
         try:
             if rows or self._promotion is not None:
-                self._save(metrics)
+                self._try_save(metrics)
             while True:
                 epoch = reader.epoch()
                 if epoch > self.attempt.epoch or reader.superseded(self.attempt.epoch, self.attempt.start):
@@ -423,13 +463,13 @@ class Engine:
                     if self._stop(command, metrics):
                         return
                 elif command is not None and command.action == records.SAVE:
-                    self._save(metrics)
-                    self.status.update(acknowledged=command.sequence)
+                    saved = self._try_save(metrics)
+                    self.status.update(**{"acknowledged" if saved else "rejected": command.sequence})
                     self.status.try_write()
                 elif time.monotonic() - saved_at >= SAVE_INTERVAL:
                     saved_at = time.monotonic()
-                    self._save(metrics)
-                    retention.prune(self.paths, own=(self.attempt.epoch, self.attempt.start))
+                    if self._try_save(metrics):
+                        self._prune(retention)
                 time.sleep(STEP)
                 metrics.write(self._row())
                 self._step += 1
@@ -439,6 +479,7 @@ class Engine:
             metrics.close()
 
     def _next_command(self) -> records.Command | None:
+        self._peers.check()
         command = records.Command.read_or_none(self.files.command_file)
         if command is None or command.sequence <= self._answered:
             return None
@@ -447,19 +488,36 @@ class Engine:
         self._answered = command.sequence
         return command
 
+    def _prune(self, retention: Retention) -> None:
+        try:
+            retention.prune(self.paths, own=(self.attempt.epoch, self.attempt.start))
+        except (CheckpointError, records.RecordError, OSError) as error:
+            print(f"old checkpoints not removed: {error}", flush=True)
+
+    def _try_save(self, metrics: MetricsFile) -> bool:
+        """Save; return whether it succeeded. The status has the reason; training continues."""
+        try:
+            self._save(metrics)
+        except (CheckpointError, OSError) as error:
+            self.status.update(state=records.TRAINING, message=f"step {self._step} not saved: {error}")
+            self.status.try_write()
+            return False
+        return True
+
     def _save(self, metrics: MetricsFile) -> None:
         """Commit a checkpoint where the fence accepts it."""
-        name = records.checkpoint_name(self._step, self.attempt.number)
+        start = self.attempt.start
+        name = records.checkpoint_name(self._step, self.attempt.number, start if self.paths.store else 0)
         if self.status.value.checkpoint == name:
             return
         self.status.update(state=records.SAVING)
         metrics.settle()
         time.sleep(STEP / 2)
         with records.locked(self.paths.lock):
-            save_fence.check(self.paths, self.attempt.epoch, self._step, self.attempt.start)
-            write_checkpoint(
-                self.paths, self.attempt.number, self.attempt.epoch, self.attempt.start, self._step, self._config
-            )
+            fence = save_fence.check(self.paths, self.attempt.epoch, self._step, start)
+            if self.paths.store:
+                bucket_fence.check_fence(self.paths, fence, self.attempt.epoch, self._step, start)
+            write_checkpoint(self.paths, self.attempt.number, self.attempt.epoch, start, self._step, self._config)
             digest = self._manifest(name).root_digest
             HISTORY.commits.append(
                 Commit(SCHEDULER.now, self.paths.run_id, self._process.machine.name, self.attempt.number,
@@ -470,7 +528,11 @@ class Engine:
 
     def _stop(self, command: records.Command | None, metrics: MetricsFile) -> bool:
         self.status.update(state=records.STOPPING, step=self._step)
-        self._save(metrics)
+        if not self._try_save(metrics):
+            if command is None:
+                raise CheckpointError(self.status.value.message)
+            self.status.update(rejected=command.sequence)
+            return False
         if command is not None:
             if command.epoch > self.attempt.epoch:
                 save_fence.seal(
@@ -496,16 +558,17 @@ def main() -> int:
     return code
 
 
-def record_exit(directory: str, code: int) -> None:
+def record_exit(directory: str, code: int, rank: int = 0) -> None:
     """Write what the engine's supervisor writes after its exit."""
     files = records.AttemptPaths(directory)
-    last = records.Status.read_or_none(files.status(0))
+    last = records.Status.read_or_none(files.status(rank))
     killed = code < 0
     records.ProcessExit(
-        process=0, code=None if killed else code, time=time.time(), signal=signal.Signals(-code).name if killed else "",
+        process=rank, code=None if killed else code, time=time.time(),
+        signal=signal.Signals(-code).name if killed else "",
         state=last.state if last else "", step=last.step if last else 0, heartbeat=last.heartbeat if last else 0.0,
         message=last.message if last else "",
-    ).write(files.exit(0))  # fmt: skip
+    ).write(files.exit(rank))  # fmt: skip
 
 
 __all__ = ["HISTORY", "Commit", "Engine", "dataclasses", "main", "record_exit"]

@@ -12,13 +12,16 @@ from typing import Any
 from simulation.cooperative import SCHEDULER
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
-from simulation.world import World
+from simulation.world import PAIR, World
 
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
 KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "crash target", "cut source",
          "cut target", "cut both", "kill engine", "keep state", "restore state", "freeze process", "fill source",
-         "fill target", "fill operator", "reboot operator", "snapshot source", "snapshot target")  # fmt: skip
+         "fill target", "fill operator", "reboot operator", "snapshot source", "snapshot target",
+         "cut bucket")  # fmt: skip
+# Drawn more often: what fewer schedules have seen.
+WEIGHTED = (*KINDS, *("crash source", "crash target", "reboot operator", "snapshot source", "snapshot target") * 2)
 LASTING = ("crash", "cut", "freeze", "fill", "snapshot")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
@@ -49,12 +52,14 @@ class Fault:
 
 def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
     """Draw faults for a migration of about so many calls."""
-    found: list[Fault] = []
-    for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)])):
-        kind = dice.choice(KINDS)
-        lasting = kind.startswith(LASTING)
-        found.append(Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if lasting else 0.0))
+    found = [draw_fault(dice, calls) for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)]))]
     return sorted(found, key=lambda fault: fault.call)
+
+
+def draw_fault(dice: random.Random, calls: int) -> Fault:
+    """Draw a fault of a migration of about so many calls."""
+    kind = dice.choice(WEIGHTED)
+    return Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if kind.startswith(LASTING) else 0.0)
 
 
 class Strikes:
@@ -108,6 +113,8 @@ class Strikes:
             SCHEDULER.park(fault.seconds)
         elif kind.startswith("crash"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
+            if machine.name in PAIR and world.target == "pair":
+                machine = world.machines[world.dice.choice(PAIR)]
             self._crash(machine)
             _later(fault.seconds, lambda: machine.boot(world.dice.choice(JUMPS)))
         elif kind == "reboot operator":
@@ -118,6 +125,10 @@ class Strikes:
             machine = world.machines[self._source if kind.endswith("source") else self._target]
             kept = world.keep_root(machine.name)
             _later(fault.seconds, lambda: self._restore(machine, kept))
+        elif kind == "cut bucket":
+            if world.bucket is not None:
+                world.bucket.reachable = False
+                _later(fault.seconds, lambda: setattr(world.bucket, "reachable", True))
         elif kind.startswith("cut"):
             names = {"cut source": [self._source], "cut target": [self._target]}.get(kind, [self._source, self._target])
             world.network.cut.update(names)

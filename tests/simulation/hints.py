@@ -23,7 +23,7 @@ def commands(text: str) -> list[list[str]]:
     """Return the commands in an output's last message that change something, in order, each once."""
     listed: list[list[str]] = []
     for match in COMMAND.finditer(last_message(text)):
-        words = match.group(1).replace("'", " ").split()
+        words = match.group(1).replace("'", " ").replace("TARGET", "two").split()
         command, rest = words[:2], words[2:]
         while rest and rest[0].startswith("--"):
             size = 2 if rest[0] in VALUES else 1

@@ -6,10 +6,9 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from midstream_core import records
 from simulation import engine
 from simulation.engine import Commit
-from simulation.world import World
+from simulation.world import PAIR, World
 
 ANY = -1  # consent to go back to whatever was sealed
 
@@ -24,6 +23,8 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
     A start commits only while no newer start has committed, each start continues the newest commit before it, and no
     step is committed twice. ``consents``: steps to which a user has agreed to go back.
     """
+    if engine.HISTORY.doubles:
+        raise BrokenError(f"a running attempt was started again: {engine.HISTORY.doubles}")
     for before, after in pairwise(commits):
         if (after.epoch, after.start) < (before.epoch, before.start):
             raise BrokenError(f"an older start has committed after a newer one: {before} {after}")
@@ -55,7 +56,8 @@ def check_certificates(world: World, state: str = "state") -> None:
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
         begun = [start for start in engine.HISTORY.starts if start.epoch == certificate["epoch"]]
-        if not any((start.machine, start.restored) == (certificate["target"], step) for start in begun):
+        first = PAIR[0] if certificate["target"] == "pair" else certificate["target"]
+        if not any((start.machine, start.restored) == (first, step) for start in begun):
             raise BrokenError(f"{path} certifies step {step} on {certificate['target']}, and there began only {begun}")
 
 
@@ -78,14 +80,12 @@ def check_accepted(world: World, owner: str) -> None:
     if not commits:
         return
     fence = world.fence(owner)
-    paths = world.paths(owner)
     if fence is None:
         raise BrokenError(f"{owner} has no fence")
     accepted = [
         manifest.step
-        for path in Path(paths.checkpoints).glob(f"*/{records.MANIFEST}")
-        if (manifest := records.Manifest.read(str(path)))
-        and fence.accepts(manifest.epoch, manifest.step, manifest.start)
+        for manifest in world.manifests(owner)
+        if fence.accepts(manifest.epoch, manifest.step, manifest.start)
     ]
     last = commits[-1]
     if max(accepted, default=-1) < last.step:

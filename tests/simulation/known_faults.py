@@ -267,6 +267,13 @@ def standby_is_taken_for_the_run() -> None:
     replace_everywhere(prepare_standby.adopt_standby, lambda migration: None)
 
 
+@known
+def fence_is_not_durable() -> None:
+    """A fence was not synchronized with the disk: a power cut left a partial or an older one."""
+    real = records.Fence.write
+    records.Fence.write = lambda self, path, *, durable=True: real(self, path, durable=False)  # type: ignore[method-assign]
+
+
 def _declared_like(real: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
     import functools
 

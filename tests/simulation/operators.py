@@ -13,7 +13,8 @@ from simulation.world import RUN, World
 
 ATTEMPTS = 14  # commands that an operator gives until the run is somewhere
 ENDED = ("completed", "rolled back", "moved on")
-USAGE = 2  # exit code of a command that there was no reason to give
+PATIENCE = 2  # times that a command is given before one that gives up steps
+UNCHANGED = (2, 3)  # exit codes of commands that refused, and changed nothing
 STATES = ("state", "state.copied")
 
 
@@ -41,6 +42,11 @@ def _parsed(line: bytes) -> dict[str, object]:
         return {}
 
 
+def gives_up(command: list[str]) -> bool:
+    """Return whether a command says that steps may be given up."""
+    return command[0] == "--rollback" or "--source-lost" in command
+
+
 def settle(world: World, dice: random.Random, consents: list[int]) -> None:
     """Give the commands that were printed, until the run trains on one machine and no migration is open."""
     given: Counter[str] = Counter()
@@ -54,7 +60,7 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
             return
         state, command = _next(world, given)
         given[f"{state} {hints.line(command)}"] += 1
-        if command[0] == "--rollback":
+        if gives_up(command):
             consents.append(ANY)
         world.wait(world.command(*hints.agreed(command), state=state))
     raise BrokenError(f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {is_open(world)}")
@@ -69,12 +75,15 @@ def _next(world: World, given: Counter[str]) -> tuple[str, list[str]]:
 
         def order(command: list[str]) -> tuple[bool, int]:
             count = given[f"{state} {hints.line(command)}"]
-            return command[0] == "--rollback" and count < ATTEMPTS // 2, count
+            return gives_up(command), count
 
+        if all(given[f"{state} {hints.line(command)}"] >= PATIENCE for command in listed if not gives_up(command)):
+            listed = [command for command in listed if gives_up(command)] or listed
         return state, min(listed, key=order)
     unfinished = next((state for state in STATES if is_open(world, state)), "")
     if unfinished:
         return unfinished, ["--continue", migrations(world, unfinished)[-1]]
-    if code > 0 and code != USAGE and not world.troubled:
+    named = hints.COMMAND.search(hints.last_message(text))  # one that shows the reason, such as a log
+    if code > 0 and code not in UNCHANGED and named is None and not world.troubled:
         raise BrokenError(f"a command printed no line that brings the run on: {world.said[-1]}")
     return "state", ["--restart", RUN]

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 
-from simulation import engine, faults, hints, invariants, operators
+from simulation import buckets, engine, faults, hints, invariants, operators
 from simulation.cooperative import SCHEDULER, EndlessWaitError
 from simulation.invariants import ANY
-from simulation.world import LIE, RUN, World, records
+from simulation.world import CLAIMED, RUN, World, records
 
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
+GROUP = "group"  # the target has two hosts
+PLACES = ("disk", "disk", "disk", "disk", "bucket", "bucket", "bucket without conditions", GROUP, GROUP)
 OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 
@@ -39,18 +41,24 @@ class Schedule:
     scenario: str = ""
     mode: str = ""
     faults: tuple[faults.Fault, ...] | None = None
+    place: str = ""
 
     def drawn(self, dice: random.Random) -> Schedule:
         """Return this schedule with what it leaves open drawn; as much is drawn where nothing is open."""
         mode = dice.choice(MODES)
         struck = faults.draw(dice, CALLS[mode])
         scenario = dice.choice(SCENARIOS)
+        place = dice.choice(PLACES)
         given = self.faults if self.faults is not None else tuple(struck)
-        return Schedule(self.seed, self.scenario or scenario, self.mode or mode, given)
+        mode, place = self.mode or mode, self.place or place
+        mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
+        return Schedule(self.seed, self.scenario or scenario, mode, given, place)
 
     def story(self) -> str:
         """Return the schedule in a line."""
-        return f"{self.scenario}, mode {self.mode}; " + "; ".join(fault.story() for fault in self.faults or ())
+        return f"{self.scenario}, mode {self.mode}, {self.place}; " + "; ".join(
+            fault.story() for fault in self.faults or ()
+        )
 
 
 @dataclass
@@ -71,7 +79,8 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     SCHEDULER.reset(schedule.seed)
     engine.HISTORY.clear()
     outcome = Outcome(schedule)
-    world = World(directory, schedule.seed)
+    bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
+    world = World(directory, schedule.seed, bucket, target="pair" if schedule.place == GROUP else "two")
     try:
         if dice.random() < OTHER_RUNS:
             world.begin_other()
@@ -114,15 +123,14 @@ SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "
 
 def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
     """Give the commands of a scenario."""
-    migrate = ("--migrate", RUN, "--to", "two", "--mode", mode, *SHORT)
+    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *SHORT)
     if scenario == "guard":
-        guard = world.command("--guard", RUN, "--to", "two", "--yes")
-        world.run_for(dice.choice([100.0, 400.0, 1500.0]))
-        guard.deliver(SIGINT)
-        world.wait(guard)
+        _guard(world, dice.choice([100.0, 400.0, 1500.0]))
         return
     if scenario == "liar":
-        _claim(world, "three")
+        _guard(world, 60.0)  # it signs who owns the run
+        if Path(world.paths("one").ownership).is_file():  # else the largest claim is believed, by design
+            _claim(world, "three")
     first = world.command(*migrate)
     if scenario in ("roll back", "two at once", "copied state"):
         world.run_for(dice.uniform(1.0, 90.0))
@@ -143,14 +151,25 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
         _give(world, "--migrate", RUN, "--to", "one", "--mode", mode, *SHORT)
 
 
+def _guard(world: World, seconds: float) -> None:
+    """Guard the run for some time."""
+    guard = world.command("--guard", RUN, "--to", world.target, "--yes")
+    world.run_for(seconds)
+    guard.deliver(SIGINT)
+    world.wait(guard)
+
+
 def _claim(world: World, name: str) -> None:
     """Have a machine show the run as its own, under a later epoch than its own."""
     paths = world.paths(name)
-    os.makedirs(paths.attempt(LIE).dir)
+    os.makedirs(paths.attempt(CLAIMED).dir)
     for source, target in ((world.paths("one").config, paths.config), (world.paths("one").lineage, paths.lineage)):
         shutil.copy(source, target)
-    shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
-    records.Fence(LIE, name, sealed_step=1).write(paths.fence)
+    if world.bucket is None:
+        shutil.copytree(world.paths("one").checkpoints, paths.checkpoints)
+    else:
+        shutil.copy(world.paths("one").store_file, paths.store_file)
+    records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
     status = world.status("one")
     assert status is not None
-    replace(status, attempt=LIE, epoch=LIE, host=name, step=10**6).write(paths.attempt(LIE).status(0))
+    replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

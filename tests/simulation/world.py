@@ -20,25 +20,29 @@ from typing import Any
 
 import yaml
 
+from midstream.check import target_checks
 from midstream.fleet import fleet as fleets
 from midstream.hosts import host_pool
 from midstream.install import bundle
-from midstream.launch import input_check
+from midstream.launch import host_links, input_check
 from midstream.migrate import migration_process
 from midstream.migrate.journal import journal
 from midstream.transfer import copy_tree, send_files
 from midstream.watch import watcher
 from midstream_core import records
 from midstream_core.attempt import status_file
+from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, slurm
-from simulation import copies, engine, hardware, links, machines, pace
+from simulation import buckets, copies, engine, groups, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
 
 RUN = "r"
-LIE = 9  # epoch of a fence that a machine claims
+HOSTS = ("one", "two", "three", "four")
+PAIR = ("two", "four")  # hosts of a group that share the root of the first
+CLAIMED = 9  # epoch of a fence that a machine claims
 OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
@@ -50,6 +54,8 @@ class World:
 
     directory: str
     seed: int = 0
+    bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
+    target: str = "two"  # of migrations: a host, or the group of `PAIR`
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
@@ -65,7 +71,7 @@ class World:
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", "one", "two", "three"):
+        for name in ("operator", *HOSTS):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -78,16 +84,26 @@ class World:
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
             name: {"type": "ssh", "address": name, "root": self.root(name), "python": "/usr/bin/python3", "devices": 1}
-            for name in ("one", "two", "three")
+            for name in HOSTS
         }
-        Path(self.fleet_file).write_text(yaml.safe_dump({"hosts": hosts}))
+        fleet: dict[str, Any] = {"hosts": hosts}
+        if self.bucket is not None:
+            fleet["stores"] = {"all": {"url": buckets.URL}}
+            for entry in hosts.values():
+                entry["store"] = "all"
+        fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
+        Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         _WORLD.append(self)
 
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
-        return records.RunPaths(self.root(name), RUN)
+        return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
+
+    def bucket_here(self) -> buckets.Bucket:
+        assert self.bucket is not None, "this world has no bucket"
+        return self.bucket
 
     # ------------------------------------------------------------------------------------------ operators
 
@@ -116,11 +132,17 @@ class World:
 
     # ------------------------------------------------------------------------------------------ engines
 
+    def _config(self, host: str) -> dict[str, Any]:
+        settings = config(self.root(host))
+        if self.bucket is not None:
+            settings["trainer"]["checkpointer"] = {"base_path": buckets.URL}
+        return settings
+
     def begin_run(self, host: str, steps: int) -> None:
         """Have a run train on a host until it has done some steps."""
         paths = self.paths(host)
         os.makedirs(paths.attempts, exist_ok=True)
-        records.write_bytes(paths.config, yaml.safe_dump(config(self.root(host))).encode(), mode=0o600)
+        records.write_bytes(paths.config, yaml.safe_dump(self._config(host)).encode(), mode=0o600)
         os.makedirs(paths.attempt(1).dir)
         environment = {
             "MIDSTREAM_ROOT": self.root(host), "RUN_ID": RUN, "MIDSTREAM_ATTEMPT": "1", "MIDSTREAM_EPOCH": "1",
@@ -150,10 +172,20 @@ class World:
         return count
 
     def _has(self, host: str, commit: engine.Commit) -> bool:
-        name = records.checkpoint_name(commit.step, commit.attempt)
-        path = os.path.join(self.paths(host).checkpoint(name), records.MANIFEST)
-        manifest = records.Manifest.read_or_none(path)
-        return manifest is not None and (manifest.epoch, manifest.start) == (commit.epoch, commit.start)
+        return any(
+            (manifest.step, manifest.epoch, manifest.start) == (commit.step, commit.epoch, commit.start)
+            for manifest in self.manifests(host)
+        )
+
+    def manifests(self, host: str) -> list[records.Manifest]:
+        """Return the manifests that a host has, or the bucket."""
+        if self.bucket is not None:
+            texts = [data for key, (data, _) in self.bucket.objects.items() if _is_manifest(key)]
+        else:
+            found = Path(self.paths(host).checkpoints).glob(f"*/{records.MANIFEST}")
+            texts = [path.read_bytes() for path in found if _is_manifest(str(path))]
+        parsed = [records.parse_json(text, host) if text.strip(b"\0") else None for text in texts]
+        return [records.Manifest.from_json(value, host) for value in parsed if value is not None]
 
     def begin_other(self) -> None:
         """Put a run that has stopped on the roots of both hosts: nothing may touch it."""
@@ -201,7 +233,7 @@ class World:
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
         target = json.loads((directory / "plan.json").read_text())["route"]["target"]
-        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < LIE]
+        fences = [fence for name in self.machines if (fence := self.fence(name)) is not None and fence.epoch < CLAIMED]
         owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
         if owner != target:
             self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
@@ -239,22 +271,35 @@ class World:
 _WORLD: list[World] = []
 
 
-def start_engine(machine: Machine, environment: Mapping[str, str], directory: str, log: str) -> SimulatedProcess:
-    """Start an engine, with its log and its exit record."""
+def start_engine(
+    machine: Machine, environment: Mapping[str, str], directory: str, log: str, rank: int = 0, number: int = 1
+) -> SimulatedProcess:
+    """Start an engine, or a further process of one, with its log and its exit record."""
 
     def write(data: bytes) -> None:
         _append(Path(log), data)
 
-    process = SimulatedProcess(machine, engine.main, f"engine {directory[-3:]}", environment, write)
+    environment = {**environment, groups.RANK: f"{rank}/{number}"}
+    run = groups.main if rank else engine.main
+    argv = ["engine", directory, str(rank)]
+    if any(running.argv == argv for running in machine.processes.values()):
+        engine.HISTORY.doubles.append(f"{machine.name} {directory}")
+    process = SimulatedProcess(machine, run, f"engine {directory[-3:]}", environment, write, argv)
     process.stderr._write = write
+    groups.join(directory, rank, process)
 
     def supervise() -> None:
         process.ended.wait()
         if machine.up and machine.booted <= SCHEDULER.now:
-            SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0), "supervisor")
+            SimulatedProcess(machine, lambda: engine.record_exit(directory, process.exit_code or 0, rank), "supervisor")
 
     SCHEDULER.start(supervise, None, f"supervisor {directory[-3:]}")
     return process
+
+
+def _is_manifest(path: str) -> bool:
+    name, _, file = path.rpartition("/")
+    return file == records.MANIFEST and records.parse_checkpoint_name(name.rpartition("/")[2]) is not None
 
 
 def _sha256(data: bytes) -> str:
@@ -277,11 +322,11 @@ def _spawn_attempt(
     note: Mapping[str, Any] | None = None,
 ) -> records.ProcessIdentity:
     """Start a detached process, as `process_start.spawn` does."""
-    del directory
     caller = present()
     assert caller is not None
     own = {key: value for key, value in env.items() if key.startswith(("MIDSTREAM_", "RUN_ID"))}
-    process = start_engine(caller.machine, own, os.path.dirname(launched), log)
+    directory = os.path.dirname(launched)
+    process = start_engine(caller.machine, own, directory, log, groups.position(argv), groups.size(argv))
     identity = _identity(process)
     records.write_json(launched, {**identity.to_json(), "argv": list(argv), **(note or {})})
     return identity
@@ -315,6 +360,21 @@ def _open_host(name: str, entry: Any) -> links.SimulatedHost:
     return links.SimulatedHost(name, entry, _WORLD[-1].network)
 
 
+def _try_links(listener: host_links.LinkListener, others: Sequence[links.SimulatedHost]) -> list[host_links.HostLink]:
+    """Connect from hosts to a listener: each reaches it that answers."""
+    for other in others:
+        other.connect()
+    return [host_links.HostLink(other.name, listener.host, listener.addresses[0], 0.001) for other in others]
+
+
+def _clock_skew(host: links.SimulatedHost) -> float:
+    """Return the seconds that a host's clock is ahead of the caller's, after a call of it."""
+    host.connect()
+    caller = present()
+    assert caller is not None
+    return host._machine.clock.wall() - caller.machine.clock.wall()
+
+
 _write_line = journal.Journal.write
 
 
@@ -346,6 +406,9 @@ def install() -> None:
     hardware.install()
     pace.install()
     replace_everywhere(host_pool.open_host, _open_host)
+    replace_everywhere(
+        open_bucket.open_bucket, lambda url, access=None: buckets.Client(url, lambda: _WORLD[-1].bucket_here())
+    )
     replace_everywhere(process_start.spawn, _spawn_attempt)
     replace_everywhere(process_start.detached, list)
     replace_everywhere(process_start.kills_left_behind, lambda: False)
@@ -353,6 +416,9 @@ def install() -> None:
     replace_everywhere(copy_tree.copy_tree, copies.copy_tree)
     replace_everywhere(send_files.send_files, copies.send_files)
     replace_everywhere(environments.run_command, functools.wraps(environments.run_command)(_run_command))
+    replace_everywhere(host_links.meet, lambda first, others, internal=None, ports=(): f"{first.name}:29400")
+    replace_everywhere(host_links.try_links, _try_links)
+    replace_everywhere(target_checks.clock_skew, _clock_skew)
     replace_everywhere(input_check._read, _read_config)
     replace_everywhere(inventory.collect, dict)
     replace_everywhere(slurm.query_in_background, lambda: None)

@@ -80,6 +80,10 @@ OPERATIONS = (
         "import", "--migrate --gqa-layout --rms-epsilon --cast-parameters",
         reason="it is named by a path and facts about a format, once for a run",
     ),
+    Operation(
+        "divide a checkpoint", "--reshard --processes --output",
+        reason="it is named by a path, once; a migration divides its checkpoint by itself",
+    ),
     Operation("lost source", "--source-lost", reason="a statement that nothing can check is written out"),
     Operation("save first", "--save-first", reason="S stops and saves a run in the list of runs"),
     Operation("rehearse", "--rehearse", reason="it installs and compiles for minutes, and names a config"),

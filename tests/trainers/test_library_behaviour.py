@@ -1,4 +1,4 @@
-"""Rows of the tables of docs/how-to/trainers.md, seen with the libraries that locks/trainers.txt pins."""
+"""Rows of the tables of docs/reference/trainers.md, seen with the libraries that locks/trainers.txt pins."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from support.trainers.trainer_moves import (
     HUGGINGFACE,
     LIGHTNING,
     SCRIPT,
+    SHARDED,
     SHUFFLED,
     STEPS,
     TORCHRUN,
@@ -149,7 +150,13 @@ def test_run_is_continued_after_a_kill_and_rolled_back(
 
 
 @pytest.mark.parametrize(
-    "trainer", [pytest.param(TORCHRUN, id="torchrun"), pytest.param(UNIVERSAL, id="ds_to_universal")]
+    "trainer",
+    [
+        pytest.param(TORCHRUN, id="torchrun"),
+        pytest.param(DEEPSPEED, id="deepspeed"),
+        pytest.param(SHARDED, id="deepspeed-zero3"),
+        pytest.param(UNIVERSAL, id="ds_to_universal"),
+    ],
 )
 def test_run_continues_on_another_number_of_processes(
     lab: Lab, runs: Callable[..., Run], tmp_path: Path, trainer: Trainer
@@ -253,20 +260,6 @@ def test_run_is_moved_to_a_group_of_hosts_and_back(lab: Lab, runs: Callable[...,
     expected = undisturbed(GROUPED, PYTHON, tmp_path, len(rows))
     worst = max(abs(rows[step]["train/loss"] - expected[step]) for step in rows)
     assert worst <= 1e-5, worst
-
-
-def test_deepspeed_stays_at_its_number_of_processes(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
-    one, two = lab.host("one", devices=1), lab.host("two", devices=2)
-    fleet = lab.fleet_file(one=one.config, two=two.config)
-    launch(fleet, DEEPSPEED.write(tmp_path / "code", PYTHON), "one")
-    run = runs(one.root, "r")
-    run.wait(lambda run: bool(run.checkpoints()), "a checkpoint", PATIENCE)
-    refused(
-        midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--yes"),
-        3,
-        "count that works: 1",
-        "ds_to_universal",
-    )
 
 
 def test_lightning_with_a_shuffled_loader_is_reported(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Behaviour of other trainers that are stopped, saved and resumed: the facts that their defaults here are built on.
 
-A release that behaves in another way fails a test, and then the defaults and docs/how-to/trainers.md have to follow.
+A release that behaves in another way fails a test, and then the defaults and docs/reference/trainers.md have to follow.
 """
 
 from __future__ import annotations

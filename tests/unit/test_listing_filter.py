@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from midstream.listing import fleet_fields
 from midstream.listing.conditions import Condition, quoted
-from midstream.listing.field_type import Field, by_name
+from midstream.listing.field_type import Field, Fields
 from midstream.listing.filter_error import FilterError
 from midstream.listing.filter_parser import MAX_LENGTH, parse
 from midstream.listing.filter_values import Kind
@@ -58,7 +58,7 @@ def _get(name: str) -> Callable[[dict[str, object], FleetMoment], object]:
     return lambda item, _: item[name]
 
 
-FIELDS = by_name(Field(name, KINDS.get(name, Kind.TEXT), _get(name)) for name in ITEM)
+FIELDS = Fields(Field(name, KINDS.get(name, Kind.TEXT), _get(name)) for name in ITEM)
 
 
 def passes(text: str, **changes: object) -> bool:
@@ -368,7 +368,7 @@ def test_run_fields_have_the_values_of_their_kinds() -> None:
     moment = FleetMoment(fleets.small_fleet(run), (), NOW)
     for text in (
         "project=ablations tags=wide tags:lr",
-        "start:today age<5s step>1,000 loss<2.5 devices=2xcpu host=small epoch=1 attempt:1 tok/s>12k",
+        "start:today age<5s step>1,000 loss<2.5 devices=2xcpu host=small ownership=1 attempt:1 tok/s>12k",
     ):
         assert parse(text, fleet_fields.RUNS, NOW).holds(run, moment), text
 

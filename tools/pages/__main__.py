@@ -14,6 +14,7 @@ from pages import (
     cli_page,
     configuration_page,
     events_page,
+    filters_page,
     fleet_page,
     imports_table,
     levanter_page,
@@ -43,6 +44,7 @@ def pages(docs: Path) -> dict[Path, str]:
     for name, sections in (
         ("reference/cli.md", cli_page.sections()),
         ("reference/fleet-file.md", fleet_page.sections()),
+        ("reference/filters.md", filters_page.sections()),
         ("explanation/architecture.md", {"imports": imports_table.table(docs.parent / "pyproject.toml")}),
     ):
         path = docs / name

@@ -26,6 +26,7 @@ from midstream_engine.config.optimizer import ClipUpdateNormConfig, OptimizerCon
 from midstream_engine.config.tracker import TrackerConfig
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.config.trainer import CheckpointerConfig, TrainerConfig
+from pages.markdown import cell
 
 INTRODUCTION = """\
 # Configuration
@@ -190,8 +191,8 @@ def _section(name: str, cls: type, more: str = "", *, of_its_own: bool = False) 
 def _row(cls: type, field: dataclasses.Field[Any]) -> str:
     kind = TYPES.get(field.name) or str(field.type)
     meaning = _comment(cls, field.name) or MEANINGS.get(field.name, "")
-    default = _default(field).replace("|", "\\|")
-    return f"| `{field.name}` | {_cell(kind)} | `{default}` | {_cell(meaning)} |"
+    default = cell(f"`{_default(field)}`")
+    return f"| `{field.name}` | {_cell(kind)} | {default} | {_cell(meaning)} |"
 
 
 def _cell(text: str) -> str:

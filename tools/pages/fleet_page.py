@@ -12,7 +12,7 @@ from midstream.fleet.store_config import StoreConfig
 from pages.events_page import notifications
 from pages.markdown import table
 
-_ENVIRONMENTS = "../how-to/hosts.md#choose-how-the-engines-packages-get-there"
+_ENVIRONMENTS = "ssh.md#choose-how-the-engines-packages-get-there"
 # Class -> field -> meaning, or meaning and default in words.
 FIELDS: dict[type, dict[str, str | tuple[str, str]]] = {
     fleet.HostConfig: {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from html import escape
 
 # What is set as code where a text names it. The text of a flag is also that of --help, which has no marks.
 _CODE = re.compile(
     r"(?<![`\w/-])(--[a-z][a-z-]*(?: (?:[A-Z][A-Z:|]*[A-Z](?:\[,[A-Z.]+\])?))?|~/[\w./-]+[\w]|\$[A-Z_]+|HOST:PATH|(?:gs|s3)://(?![\w])"
     r"|midstream --[a-z-]+(?: [A-Z]+)?)(?![`\w-])"
 )
+
+_CODE_WITH_BAR = re.compile(r"`([^`]*\|[^`]*)`")
 
 
 def marked(text: str) -> str:
@@ -18,8 +21,15 @@ def marked(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Return the text of a table's cell."""
-    return text.replace("|", "\\|")
+    """Return the text of a table's cell.
+
+    A bar in code is an entity in an element: no sign of escape serves all programs that show Markdown.
+    """
+    return _CODE_WITH_BAR.sub(_code_element, text).replace("|", "\\|")
+
+
+def _code_element(match: re.Match[str]) -> str:
+    return f"<code>{escape(match[1]).replace('|', '&#124;')}</code>"
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 
 <!-- Written by `make pages`; a test compares. -->
 
-What an [import](../how-to/import.md#gpt-neox-and-deepspeed) does with each argument that GPT-NeoX has had, up to its
+What an [import](imports.md#gpt-neox-and-deepspeed) does with each argument that GPT-NeoX has had, up to its
 commit ea7aefd8 (2026-05-19). Names are written with `_`; the configuration may have `-`. An argument that is not set
 has NeoX's default.
 """

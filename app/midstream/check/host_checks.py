@@ -248,7 +248,6 @@ def reach(host: Host) -> Check:
         return Check("answers", FAIL, error.message.removeprefix(f"{host.name}: "), error.hint, host.name)
     if not host.remote_python:
         words = "no Python 3.8 or newer: one is installed at the first launch; until then nothing else can be checked"
-        return Check(
-            "answers", WARN, words, f"midstream --launch installs one; or install python3 on {host.name}", host.name
-        )
+        hint = f"midstream --launch CONFIG --on {host.name} installs one; or install python3 there"
+        return Check("answers", WARN, words, hint, host.name)
     return Check("answers", PASS, posixpath.join(host.root, ""), host=host.name)

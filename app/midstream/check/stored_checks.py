@@ -64,6 +64,9 @@ def _refused(run: RunFile, stored: StoredState, before: int, after: int) -> Iter
     if stated and not stored.reshards and not any(_UNIVERSAL in word for word in run.resume):
         hint = f"count that works: {before}"
         yield Check("processes", FAIL, f"{what}: as many as saved the checkpoint of step {stored.step} load it", hint)
+    if stored.model_ranks > 1 and after % stored.model_ranks:
+        hint = f"counts that work: multiples of {stored.model_ranks}"
+        yield Check("processes", FAIL, f"{what}: its model is divided over {stored.model_ranks} of them", hint)
     ranks = stored.loader_ranks
     if ranks is None:
         return

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Event
 
 from midstream.bundled_files import shipped
+from midstream.check.compiler_leftovers import compilers_directory
 from midstream.compare.estimate import WHAT, CompileProgress, StepEstimate, cache_file, cached, store
 from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, HostConfig, LocalHostConfig
@@ -30,7 +31,6 @@ from midstream.hosts.rpc.result_checks import printed_value
 from midstream.install.bundle import build_bundle, install_engine, packages_directory
 from midstream.install.environment import MODULES, prepare_environment
 from midstream.install.reporter import Reporter
-from midstream.state_directory import state_directory
 from midstream_core.accelerator_types import GPU, TPU, AcceleratorType
 from midstream_host.machine import checks
 from midstream_host.runs.process_start import with_setup
@@ -182,7 +182,7 @@ class Compilers:
             # Compiling needs no accelerator, and nothing of an image.
             config = replace(self._fleet.hosts[host.name], variant=variant, devices=None, container=None)
             return _installed(host, config, self._report)
-        config = LocalHostConfig(root=str(state_directory() / "compilers"), variant=variant)
+        config = LocalHostConfig(root=str(compilers_directory()), variant=variant)
         host = LocalHost(HERE, config)
         if BESIDE[variant].is_file() and all(map(importlib.util.find_spec, MODULES)):
             return Compiler(host, config, sys.executable, str(packages_directory()))

@@ -233,7 +233,10 @@ class Fleet:
         return config if isinstance(config, SlurmTarget) else None
 
     def is_login_node(self, host: str, target: str) -> bool:
-        """Return whether ``target`` is an allocation whose login node is ``host``: both have one run directory."""
+        """Return whether ``host`` is the login node of ``target``, an allocation.
+
+        Both have one run directory.
+        """
         slurm = self.slurm_of(target)
         return slurm is not None and slurm.host == host
 

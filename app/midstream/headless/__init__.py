@@ -34,6 +34,7 @@ _MODULES = {
     "repair": "repair_run",
     "restart": "launch_and_stop",
     "report": "report_and_export",
+    "reshard": "reshard_checkpoint",
     "resume": "migrate_run",
     "serve_metrics": "serve_metrics",
     "show_tree": "verify_checkpoint",

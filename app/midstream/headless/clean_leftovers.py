@@ -67,7 +67,8 @@ def _announce(leftover: FoundLeftover | SliceLeftover, output: Output) -> None:
         event = RemovingEvent(
             host=leftover.host, run=leftover.run, path=leftover.path, kind=leftover.kind, bytes=leftover.bytes
         )
-        text = f"removing {leftover.run}/{leftover.path} on {leftover.host} ({leftover.kind}, {size(leftover.bytes)})"
+        path = f"{leftover.run}/{leftover.path}" if leftover.run else leftover.path
+        text = f"removing {path} on {leftover.host} ({leftover.kind}, {size(leftover.bytes)})"
     else:
         event = RemovingEvent(host="", run="", path=leftover.slice.path, kind="slice", bytes=0)
         text = f"deleting {leftover.slice.path} ({leftover.text})"

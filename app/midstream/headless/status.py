@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from midstream import format
 from midstream.counts import count
-from midstream.errors import Exit
-from midstream.listing import run_facts
+from midstream.errors import Exit, UsageError
+from midstream.headless.status_lines import StatusLines
+from midstream.listing import labels, run_facts
+from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.fleet_moment import FleetMoment
+from midstream.operations.fleet_facts import read_for
 from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output, table
 from midstream.ownership.judgement import CLAIM, FORMER, Judgement
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
     from midstream.hosts.host_pool import HostPool
     from midstream.listing.conditions import Condition
+    from midstream.listing.field_type import Field
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.watch.snapshot import Machine, RunView, Snapshot
 
@@ -40,16 +44,27 @@ def status(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     from midstream.hosts.host_pool import HostPool
 
     condition = _condition(options.filter)  # before any host is connected
+    columns = _columns(options.columns, output)
+    facts = FleetFacts(labels.load())
     hosts = HostPool(fleet)
     hosts.prepare()
     try:
-        if output.as_json:
+        if output.as_json and not _needs_facts(condition):
             return _json_lines(hosts, condition, output)
         snapshot = fleet_snapshot(hosts, seen=lambda _: _migrations())
+        moment = FleetMoment(snapshot, (), time.time(), facts)
+        if _needs_facts(condition) or columns:
+            read_for(facts, hosts, lambda: _chosen_rows(moment, condition, columns))
     finally:
         hosts.close()
+    if columns:
+        output.value({}, table(_chosen_rows(moment, condition, columns)))
+        return Exit.DONE
+    if output.as_json:
+        StatusLines(output, condition, facts).finish(snapshot)
+        return Exit.DONE
     if condition is not None:
-        return _filtered_runs(snapshot, condition, output)
+        return _filtered_runs(moment, condition, output)
     lines = table(host_rows(snapshot))
     runs = run_rows(snapshot)
     lines += ["", *table(runs), *_problems(snapshot.runs)] if snapshot.runs else ["", _no_runs(snapshot)]
@@ -79,8 +94,6 @@ def _json_lines(hosts: HostPool, condition: Condition | None, output: Output) ->
 
     With a condition, write the runs alone.
     """
-    from midstream.headless.status_lines import StatusLines
-
     lines = StatusLines(output, condition)
     lines.finish(fleet_snapshot(hosts, seen=lines.update))
     if condition is not None:
@@ -196,8 +209,38 @@ def _condition(text: str | None) -> Condition | None:
     return filter_parser.parse(text, fleet_fields.RUNS, time.time())
 
 
-def _filtered_runs(snapshot: Snapshot, condition: Condition, output: Output) -> int:
-    moment = FleetMoment(snapshot, (), time.time())
+def _columns(text: str | None, output: Output) -> list[Field]:
+    """Read ``--columns``: names of fields, separated by commas. Empty without them."""
+    from midstream.listing import fleet_fields
+
+    fields = fleet_fields.RUNS
+    valid: list[Field] = []
+    for name in (text or "").split(",") if text is not None else ():
+        field = fields.named(name.strip().lower())
+        if field is None:
+            raise UsageError(
+                f"--columns: no such field {name.strip()!r}", f"fields are {', '.join(fields)}, config.NAME"
+            )
+        valid.append(field)
+    if valid and output.as_json:
+        raise UsageError("--columns chooses columns of a table, and --json has none", "--json has all values of a run")
+    return valid
+
+
+def _needs_facts(condition: Condition | None) -> bool:
+    """Return whether a condition reads what hosts do not report by themselves."""
+    return condition is not None and any(field.beyond_reports for field in condition.fields())
+
+
+def _chosen_rows(moment: FleetMoment, condition: Condition | None, columns: Sequence[Field]) -> list[tuple[str, ...]]:
+    """Return the heading and rows of a table with these fields of the runs."""
+    runs = [run for run in moment.snapshot.current() if condition is None or condition.holds(run, moment)]
+    titles = tuple(field.column.title if field.column is not None else field.name.upper() for field in columns)
+    return [titles, *(tuple(field.shown(run, moment) for field in columns) for run in runs)]
+
+
+def _filtered_runs(moment: FleetMoment, condition: Condition, output: Output) -> int:
+    snapshot = moment.snapshot
     runs = tuple(run for run in snapshot.runs if condition.holds(run, moment))
     output.value({}, [*table(run_rows(snapshot, runs)), *_problems(runs)] if runs else "")
     if not runs:

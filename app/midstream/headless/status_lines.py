@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from midstream.listing.fleet_facts import FleetFacts
 from midstream.output import Output
 from midstream.watch.snapshot import CONNECTING
 
@@ -21,8 +22,9 @@ class StatusLines:
     may depend on each of them, so these runs wait for `finish`.
     """
 
-    def __init__(self, output: Output, condition: Condition | None = None) -> None:
+    def __init__(self, output: Output, condition: Condition | None = None, facts: FleetFacts | None = None) -> None:
         self._output = output
+        self._facts = facts or FleetFacts()
         self._condition = condition
         self._hosts: set[str] = set()  # that have answered
         self._runs: set[tuple[str, str]] = set()  # that were written, or do not pass
@@ -77,4 +79,4 @@ class StatusLines:
             return True
         from midstream.listing.fleet_moment import FleetMoment
 
-        return self._condition.holds(run, FleetMoment(snapshot, (), time.time()))
+        return self._condition.holds(run, FleetMoment(snapshot, (), time.time(), self._facts))

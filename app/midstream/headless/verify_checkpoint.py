@@ -86,6 +86,6 @@ def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) 
     output.event(result, [*head, *tree(manifest, contents)])
     if examination is not None and not examination.ok:
         problems = count(len(examination.problems), "problem")
-        output.message(f"midstream: {location} is damaged: {problems} (midstream --verify names them)")
+        output.message(f"midstream: {location} is damaged: {problems} (midstream --verify {location} names them)")
         return Exit.FAILED
     return Exit.DONE

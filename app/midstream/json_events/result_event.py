@@ -107,6 +107,17 @@ class VerifyResult(ResultEvent, of=("--verify",)):
     problems: Annotated[Sequence[Sequence[str]], "pairs of path and what is wrong"]
 
 
+class ReshardResult(ResultEvent, of=("--reshard",)):
+    checkpoint: Annotated[str, "the directory that was written, for load_checkpoint"]
+    step: Annotated[int | None, "the checkpoint's step"]
+    ranks_before: Annotated[int, "data-parallel processes that saved it"]
+    ranks: Annotated[int, "data-parallel processes that load it"]
+    files: Annotated[int, "number of files"]
+    bytes: Annotated[int, "bytes"]
+    digests: Annotated[Mapping[str, str], "SHA-256 of each kind of number, equal before and after"]
+    continued: Annotated[int, "files that an ended command had written"]
+
+
 class RecheckResult(ResultEvent, of=("--verify",)):
     migration: Annotated[str, MIGRATION]
     run: Annotated[str, RUN]

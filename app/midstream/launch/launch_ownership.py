@@ -58,6 +58,7 @@ class LaunchOwnership:
         reasons: What the user has to agree to, one line each.
         newest: The target's newest usable checkpoint.
         lost: All hosts of the signed owner answer, and none has anything of the run.
+        behind: Host of the owner with a fence from before its ownership, and what that fence shows; empty: none.
     """
 
     judgement: Judgement
@@ -65,12 +66,14 @@ class LaunchOwnership:
     reasons: tuple[str, ...] = ()
     newest: NewestCheckpoint = NO_CHECKPOINT
     lost: bool = False
+    behind: tuple[str, str] | tuple[()] = ()
 
     def refuse_other_owner(self, host: str) -> None:
         """Raise UsageError where ``host`` of the target is not proven to own the run.
 
         Raises:
-            UsageError: Another target owns the run, or its records are of an operator that is not named.
+            UsageError: Another target owns the run, its records are of an operator that is not named, or its fence is
+                an earlier copy: an engine would start under an ownership that has ended.
             MidstreamError: There are two signed histories, or what this machine remembers cannot be read.
         """
         judgement, head = self.judgement, self.judgement.head
@@ -79,14 +82,21 @@ class LaunchOwnership:
         if foreign := judgement.foreign(host):
             hint = FOREIGN_HINT.format(run_id=judgement.run_id, host=host)
             raise UsageError(f"{host}: {judgement.run_id}: {foreign}", hint)
+        if head is not None and head.owner == self.target and self.behind:
+            name, shown = self.behind
+            raise UsageError(
+                f"{name}: the fence of {judgement.run_id} is an earlier copy, restored perhaps ({shown}): "
+                f"{head.owner} has it by a signed record (ownership {head.epoch})",
+                f"midstream --repair {judgement.run_id} --on {name} shows what it would write, and from which evidence",
+            )
         if head is None or head.owner == self.target:
             return
         run_id, since = judgement.run_id, "" if head.step is None else f" since step {head.step}"
         raise UsageError(
             f"run {run_id} belongs to {head.owner}{since} by a signed record (ownership {head.epoch}), not to "
             f"{self.target}",
-            f"midstream --migrate {run_id} --to {self.target} migrates it here; where {head.owner} is lost for good, "
-            "with --source-lost; --run-id starts another run",
+            f"midstream --migrate {run_id} --to {self.target} migrates it here; if {head.owner} is certainly lost, "
+            f"midstream --migrate {run_id} --to {self.target} --source-lost; --run-id starts another run",
         )
 
     def require_consent(self, agreed: bool, say: Callable[[str], None]) -> None:
@@ -140,7 +150,17 @@ def judge_launch(
         *([_new_beside(judgement)] if lost else ()),
         *_unsigned(target, judgement, here),
     ]
-    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost)
+    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown))
+
+
+def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:
+    """Return the owner's first host with an earlier fence, and what that shows."""
+    epoch = 0 if judgement.head is None else judgement.head.epoch
+    for copy in copies:
+        fence = copy.fence
+        if fence is not None and copy.host in judgement.owner_hosts and 0 < fence.epoch < epoch:
+            return copy.host, f"ownership {fence.epoch}, {fence.owner}"
+    return ()
 
 
 def sign_launch(
@@ -160,7 +180,7 @@ def sign_launch(
     elif chain.head.epoch < fence.epoch:
         raise UsageError(
             f"run {run_id} was passed to {fence.owner} (ownership {fence.epoch}) without a signed record",
-            "midstream --continue, on the machine that started the migration, finishes it",
+            "midstream --continue MIGRATION, on the machine that started the migration, finishes it",
         )
     memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
     return chain

@@ -16,8 +16,9 @@ from midstream.hosts.host_pool import HostPool
 from midstream.install.conda_environment import find_tool, list_for
 from midstream.install.reporter import reporter_of
 from midstream.launch import trainer_config
+from midstream.launch.config_difference import first_difference
 from midstream.launch.config_file import config_section, config_values, read_config
-from midstream.launch.engine_flags import engine_flags, named_run, without_id
+from midstream.launch.engine_flags import ID, engine_flags, named_run, without_id
 from midstream.launch.engine_secrets import read_secrets
 from midstream.launch.host_group_start import CONCURRENCY, prepare_target, start
 from midstream.launch.input_check import check_inputs, read_inputs
@@ -28,6 +29,7 @@ from midstream.launch.trainer_config import TrainerStart
 from midstream.stores.host_identity import identity_problem
 from midstream.trainers.world import check_group
 from midstream_core import records
+from midstream_core.json_types import object_or_empty
 from midstream_host.driver.run_file import RunFile
 from midstream_host.runs import ownership, run_state, standby_state
 
@@ -149,7 +151,8 @@ def check_launch(
     if replaces:
         say(f"no attempt of {run_id} on {chosen.name} has trained: it starts with {config_path}")
     if continues and text is not None:
-        _refuse_other_config(members[0], run_id, text, trainer, str(config_path or "the run file"))
+        given = str(config_path or "the run file")
+        _refuse_other_config(members[0], run_id, text, trainer, given, engine_flags(overrides))
     if continues:
         say(f"{run_id} exists on {chosen.name}: it continues with its own config; only overrides change it")
         trainer = trainer_config.trainer_on(members[0], run_id)
@@ -185,23 +188,31 @@ def check_launch(
     )
 
 
-def _refuse_other_config(host: Host, run_id: str, text: str, trainer: RunFile | None, given: str) -> None:
+def _refuse_other_config(
+    host: Host, run_id: str, text: str, trainer: RunFile | None, given: str, overridden: Mapping[str, str]
+) -> None:
     """Raise UsageError where the given config is not that of the run that continues.
 
-    The files of another trainer's run are not compared.
+    The files of another trainer's run are not compared, nor what engine flags set.
     """
+    difference = ""
     if trainer is not None:
         own = trainer_config.trainer_on(host, run_id)
         same = own is not None and _without_place(own) == _without_place(trainer)
     else:
         try:
             own_text: str = host.call(run_state.read_text)(path=records.RunPaths(host.root, run_id).config)
-            same = config_values(own_text) == config_values(text)
+            own_values = config_values(own_text)
+            own_id = object_or_empty(own_values.get("trainer")).get("id")
+            set_by_launch = [*overridden, *([ID] if own_id == run_id else [])]
+            difference = first_difference(config_values(text), own_values, set_by_launch)
+            same = not difference
         except (RemoteError, UsageError):
             return  # its engine reports what is wrong with it
     if not same:
+        how = f": {difference}" if difference else ""
         raise UsageError(
-            f"{run_id} exists on {host.name}, and {given} is not its config",
+            f"{run_id} exists on {host.name}, and {given} is not its config{how}",
             f"midstream --restart {run_id} continues it with its own; --run-id starts another run; "
             f"midstream --config {run_id} shows its own",
         )

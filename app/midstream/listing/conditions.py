@@ -182,7 +182,18 @@ class Comparison(Condition):
         value = self.field.get(item, moment)
         if self.field.kind in (Kind.TEXT, Kind.LIST):
             return self._holds_text(value)
+        if self.field.kind is Kind.ANY:
+            return self._holds_any(value)
         return isinstance(value, int | float) and self._holds_number(value)
+
+    def _holds_any(self, value: object) -> bool:
+        """Compare numbers where both sides are numbers, else texts."""
+        of_numbers = self.pattern is None and not math.isnan(self.span[0])
+        if of_numbers and isinstance(value, int | float) and not isinstance(value, bool):
+            return self._holds_number(value)
+        if self.operator in ("<", "<=", ">", ">="):
+            return False
+        return self._holds_text("" if value is None else str(value))
 
     def _holds_text(self, value: Any) -> bool:
         texts = (value or "",) if isinstance(value, str) or not value else value
@@ -195,7 +206,7 @@ class Comparison(Condition):
 
     def _holds_number(self, value: float) -> bool:
         first, last = self.span
-        if self.operator == "=":
+        if self.operator in ("=", ":"):
             return first <= value <= last or (math.isnan(first) and math.isnan(value))
         if self.operator == "<":
             return value < first

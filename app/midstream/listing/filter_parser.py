@@ -8,6 +8,7 @@ operator = ":" | "=" | "!=" | "<" | "<=" | ">" | ">=" | "~" | "!~"
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 
@@ -161,8 +162,8 @@ class _FilterParser:
     def _field(self, written: str, begin: int) -> Field:
         """Return the field with this name, or the only one that begins with it."""
         name = written.lower()
-        if name in self._fields:
-            return self._fields[name]
+        if (named := self._fields.named(name)) is not None:
+            return named
         names = [field for field in self._fields if field.startswith(name)]
         if len(names) == 1:
             return self._fields[names[0]]
@@ -172,6 +173,8 @@ class _FilterParser:
         raise FilterError(reason, begin + 1, "a text in quotes is searched for as it is")
 
     def _compared(self, field: Field, operator: str, value: str, at: int, quoted: bool) -> Condition:
+        if field.kind is Kind.ANY:
+            return self._compared_any(field, operator, value, at, quoted)
         is_text = field.kind in (Kind.TEXT, Kind.LIST)
         allowed = TEXT_OPERATORS if is_text else NUMBER_OPERATORS
         if operator not in allowed:
@@ -183,6 +186,20 @@ class _FilterParser:
         else:
             span = self._span(field, value, at)
             comparison = Comparison(field, {":": "=", "!=": "="}.get(operator, operator), value, span)
+        return Not(comparison) if operator.startswith("!") else comparison
+
+    def _compared_any(self, field: Field, operator: str, value: str, at: int, quoted: bool) -> Condition:
+        """Return a comparison of numbers where the value is one, and else of texts."""
+        try:
+            span = (math.nan, math.nan) if quoted else filter_values.parse(Kind.NUMBER, value, self._now)
+        except ValueFormError:
+            span = (math.nan, math.nan)
+            if operator not in TEXT_OPERATORS:
+                raise FilterError(
+                    f"{value or 'an empty text'} is not a number", at + 1, f"for example {EXAMPLES[Kind.NUMBER]}"
+                ) from None
+        pattern = self._pattern(value, at, quoted) if "~" in operator else None
+        comparison = Comparison(field, operator.removeprefix("!"), value, span, pattern)
         return Not(comparison) if operator.startswith("!") else comparison
 
     def _span(self, field: Field, value: str, at: int) -> Span:

@@ -28,6 +28,7 @@ class Kind(Enum):
     SIZE = "a size"
     SHARE = "a share"
     TIME = "a time"
+    ANY = "a number or a text"
 
 
 EXAMPLES = {

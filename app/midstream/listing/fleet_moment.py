@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from midstream.listing.fleet_facts import FleetFacts
 from midstream.watch.run_failure import RunFailure, failure_of, has_failed
 from midstream.watch.snapshot import HostView, RunView, Snapshot
 
@@ -19,6 +20,7 @@ class FleetMoment:
     snapshot: Snapshot = field(default_factory=lambda: Snapshot(0, 0.0))
     migrations: tuple[MigrationView, ...] = ()  # newest first
     now: float = 0.0  # UTC seconds
+    facts: FleetFacts = field(default_factory=FleetFacts, repr=False, compare=False)
 
     def training_on(self, host: str) -> list[str]:
         """Return the runs with a running process on a host."""

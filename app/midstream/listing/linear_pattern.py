@@ -1,6 +1,7 @@
-"""Regular expressions whose search time is proportional to the text's length, by RE2.
+"""Regular expressions, searched by RE2.
 
-Python's ``re`` takes exponential time for some patterns (``(a+)+$``), which would stop the screen while the user types.
+The time of a search is proportional to the text's length. Python's ``re`` takes exponential time for some patterns
+(``(a+)+$``), which would stop the screen while the user types.
 Back references and look-around, which need backtracking, are refused.
 """
 

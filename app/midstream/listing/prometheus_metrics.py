@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from midstream.listing import fleet_fields
+from midstream.listing.fleet_moment import FleetMoment
 from midstream.printable import printable
 from midstream.watch.snapshot import LIVE
 
@@ -123,6 +125,10 @@ def _of_runs(at: Snapshot) -> Iterator[Metric]:
     states = (((run.run_id, run.host, run.state), 1.0) for run in answered)
     yield _gauge("run_state", "1 for the state that it has", [*labels, "state"], states)
     yield gauge(runs, "loss", "training loss of the newest row", lambda run: _newest(run, "train/loss"))
+    moment = FleetMoment(at, (), at.time)
+    for field in fleet_fields.RUNS.values():
+        if field.gauge:
+            yield gauge(answered, field.gauge, field.about, lambda run, field=field: field.get(run, moment))
     for name, text, column in _ROW:
         yield gauge(answered, name, text, lambda run, column=column: _newest(run, column))
 

@@ -54,7 +54,9 @@ def _damage(where: str) -> Generator[None, None, None]:
     try:
         yield
     except records.RecordError as error:
-        raise DamagedError(f"{where}: {error}", "Damaged", "midstream --verify lists all damage there") from None
+        raise DamagedError(
+            f"{where}: {error}", "Damaged", "midstream --verify CHECKPOINT lists all damage there"
+        ) from None
 
 
 def read_manifest(host: Host, run_id: str, name: str) -> records.Manifest:

@@ -232,11 +232,29 @@ class HostGroup:
         self.checkpoint_store.unpin(migration)
         self._call_each(ownership.release)(migration=migration, epoch=epoch, owner=owner)
 
-    def put_fence(self, fence: records.Fence, migration: str, chain: records.OwnershipChain | None = None) -> None:
-        """Write the fence on every run host, after the signed records that prove it."""
-        self._call_each(ownership.put_fence)(
-            fence=fence.to_json(), migration=migration, chain=None if chain is None else chain.to_json()
-        )
+    def put_fence(
+        self,
+        fence: records.Fence,
+        migration: str,
+        chain: records.OwnershipChain | None = None,
+        process: str | None = None,
+    ) -> None:
+        """Write the fence on every run host, on the first one last.
+
+        The signed records that prove it are written before. ``process``: as of `ownership.put_fence`; what the first
+        host has permitted counts.
+        """
+        text = None if chain is None else chain.to_json()
+        first, *others = self.run_hosts
+        for host in (*others, first):
+            host.call(ownership.put_fence)(
+                root=host.root,
+                run_id=self.run_id,
+                fence=fence.to_json(),
+                migration=migration,
+                chain=text,
+                process=process if host is first else None,
+            )
 
     def seal(self, migration: str, epoch: int, owner: str, step: int) -> None:
         """Seal a stopped run on every run host."""

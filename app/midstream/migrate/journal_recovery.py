@@ -151,7 +151,7 @@ def _target_facts(migration: Migration, sealed: bool, rollback: bool) -> Facts:
 
 
 def _promotion(migration: Migration) -> Facts:
-    """Return facts of a replica that has taken the run over, whatever the journal says of its mode."""
+    """Return facts of a replica that has taken the run over, by its command."""
     try:
         newest = migration.target_group.attempt_of_migration(migration.plan.migration)
         ending = _newest_command(migration, migration.target_group, (records.PROMOTE, records.RESTORE))

@@ -33,6 +33,7 @@ def clean(
         UsageError: No host that answers has the run.
         MidstreamError: A slice could not be deleted, or the run's records are damaged.
     """
+    from midstream.check.compiler_leftovers import find_compiler_leftovers
     from midstream.check.slice_leftovers import find_slice_leftovers
 
     run_ids, unreachable, remove = set[str](), list[str](), agreed is not None
@@ -44,6 +45,7 @@ def clean(
             unreachable.append(entry.host)
         yield entry
     if not run_id:
+        yield from find_compiler_leftovers(remove=remove, agreed=agreed)
         yield from find_slice_leftovers(hosts.fleet, say, remove=remove, agreed=agreed)
     elif run_id not in run_ids and not remove:
         raise UsageError(f"no run {run_id!r}", nearest_run(run_id, sorted(run_ids), unreachable))

@@ -100,7 +100,7 @@ def read_manifest(location: CheckpointLocation) -> records.Manifest:
     try:
         return records.Manifest.from_json(answer, str(location))
     except records.RecordError as error:
-        raise MidstreamError(str(error), "midstream --verify names the damage") from None
+        raise MidstreamError(str(error), f"midstream --verify {location} names the damage") from None
 
 
 def verify(location: CheckpointLocation, *, deep: bool = False) -> Examination:

@@ -58,10 +58,14 @@ class BucketCheckpoint:
         where = f"{self.url}/{records.TRAIN}"
         data = self.get(records.TRAIN)
         if data is None:
-            raise MidstreamError(f"{self.url}: there is no {records.TRAIN}", "midstream --verify names the rest")
+            raise MidstreamError(
+                f"{self.url}: there is no {records.TRAIN}", f"midstream --verify {self.url} names the rest"
+            )
         train: object = records.parse_json(data, where)
         if not isinstance(train, dict):
-            raise MidstreamError(f"{self.url}: {records.TRAIN} is not an object", "midstream --verify reads it")
+            raise MidstreamError(
+                f"{self.url}: {records.TRAIN} is not an object", f"midstream --verify {self.url} reads it"
+            )
         return cast(dict[str, Any], train)
 
     def examine(self) -> ExaminedTree:

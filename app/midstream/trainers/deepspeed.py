@@ -1,6 +1,6 @@
 """DeepSpeed: `save_checkpoint` with its file `latest`.
 
-A checkpoint of ZeRO has a part for each process: another number of them can load it only after `ds_to_universal`.
+A checkpoint of ZeRO has a part for each process. The driver divides it over another number before the start.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ DEEPSPEED = TrainerDefaults(
     name="deepspeed",
     title="DeepSpeed",
     resume=None,
-    checkpoints=Checkpoints("deepspeed", "", reshards=False),
+    checkpoints=Checkpoints("deepspeed", "", reshards=True),
     metrics=None,
     stop=Stop(),
     stored=StoredContents(advice=["put the data loader's state into client_state of save_checkpoint"]),
-    elsewhere=OtherProcesses(NO, UNKNOWN),  # a universal checkpoint has parameters and optimizer
+    elsewhere=OtherProcesses(
+        NO, UNKNOWN, ("the checkpoint is divided over them before the start: every number stays, sums round otherwise",)
+    ),
     packages=("deepspeed",),
     imports=("deepspeed",),
     launchers=(Launcher(("deepspeed",), "--num_gpus", "{devices}"),),

@@ -1,6 +1,6 @@
 """Behaviour of libraries at a resume that no file of a checkpoint shows.
 
-`docs/how-to/trainers.md` has the table; ``--check`` looks for the names in what a run executes.
+`docs/reference/trainers.md` has the table; ``--check`` looks for the names in what a run executes.
 """
 
 from __future__ import annotations

@@ -107,13 +107,10 @@ def check_world(run: RunFile, before: World, after: World) -> str:
         MidstreamError: Its checkpoints belong to its number of processes, or its batch to its number of devices.
     """
     if after.size != before.size and not run.checkpoints.reshards:
-        other = rule_of(run.checkpoints.rule).more_processes
-        more = f"; {other}" if other else ""
         raise MidstreamError(
             f"checkpoints of {run.trainer} are loaded by as many processes as saved them: "
             f"{count(before.size, 'process', 'processes')} -> {after.size}",
-            f"count that works: {before.size}{more}; checkpoints: {{reshards: true}} in the run file if yours do "
-            "reshard",
+            f"count that works: {before.size}; checkpoints: {{reshards: true}} in the run file if yours do reshard",
             Exit.REFUSED,
         )
     if run.batch.kept_by != FIXED or after.device_count == before.device_count:

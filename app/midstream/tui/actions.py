@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from midstream.hosts.host_pool import HostPool
     from midstream.install.reporter import Reporter
     from midstream.launch.launch_request import LaunchRequest
+    from midstream.listing.fleet_facts import FleetFacts
+    from midstream.listing.labels import Label, Labels
     from midstream.migrate.journal.migration_view import MigrationView
     from midstream.migrate.journal.plan import Plan
     from midstream.migrate.journal.request import Request
@@ -122,6 +124,33 @@ class Actions:
         from midstream.costs.collect import collect
 
         return collect(self._hosts, seconds)
+
+    def read_facts(self, facts: FleetFacts, *, costs: bool) -> None:
+        """Read the configurations that lists have noted, and with ``costs`` the costs."""
+        from midstream.operations.fleet_facts import ALL_TIME, costs_of
+
+        if costs:
+            facts.set_costs(costs_of(self.costs(ALL_TIME)))
+        facts.read(lambda run: self.config(run, run.attempt))
+
+    def labels(self) -> Labels:
+        """Return the names, tags and notes of runs."""
+        from midstream.listing import labels
+
+        return labels.load()
+
+    def edit_label(self, run_id: str, label: Label) -> tuple[Labels, str]:
+        """Set name, tags and note of a run. Return all labels and the outcome."""
+        from midstream.listing import labels
+
+        return labels.edit(run_id, label), f"{run_id}: saved; U undoes it"
+
+    def undo_label(self) -> tuple[Labels, str]:
+        """Undo the last edit of a label. Return all labels and the outcome."""
+        from midstream.listing import labels
+
+        restored, run_id = labels.undo()
+        return restored, f"{run_id}: name, tags and note are as before"
 
     def slices(self) -> SliceListing:
         """List the TPU slices of the fleet file's projects and zones."""

@@ -158,6 +158,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         from midstream.tui.screens import preload
 
         preload.load()
+        self.facts.labels = self.actions.labels()
 
     def _start_failed(self, error: Exception) -> None:
         if (front := self.front_screen) is not None:
@@ -203,7 +204,15 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
     def open_run(self, run_id: str, *, started: float | None = None) -> None:
         from midstream.tui.screens.run_screen import RunScreen
 
-        self.push_screen(RunScreen(run_id, started=started))
+        behind = next(
+            (screen for screen in self.screen_stack if isinstance(screen, RunScreen) and screen.run_id == run_id), None
+        )
+        if behind is None:
+            self.push_screen(RunScreen(run_id, started=started))
+            return
+        while self.screen is not behind:  # esc leads back to where the run was opened, not to the same run
+            self.pop_screen()
+        behind.restarted(started)
 
     def open_launch(self, request: LaunchRequest) -> None:
         from midstream.tui.screens import launch_form
@@ -289,11 +298,12 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
         ]
 
         def chosen(name: Hashable) -> None:
-            if name is not None:
-                self.use_theme(str(name))
+            self.use_theme(before if name is None else str(name))
 
+        before = self.saved_layout.theme
         columns = (Column("THEME"), Column("GOOD"), Column("BAD"))
-        self.push_screen(ChooseScreen("Theme", columns, lines, selected=self.saved_layout.theme), chosen)
+        dialog = ChooseScreen("Theme", columns, lines, selected=before, preview=lambda name: self.use_theme(str(name)))
+        self.push_screen(dialog, chosen)
 
     def action_picture(self) -> None:
         folder = self.saved_layout.file.parent if self.saved_layout.file else Path.cwd()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from textual.app import App
 from textual.dom import DOMNode
 from textual.screen import Screen
 
+from midstream.listing.fleet_facts import FleetFacts
 from midstream.tui.actions import Actions
 from midstream.tui.background import Background
 from midstream.tui.state.saved_layout import SavedLayout
@@ -67,8 +67,8 @@ class BaseApp(App[int], inherit_bindings=False):
         self.saved_layout = layout or SavedLayout()
         self.series_cache = SeriesCache(ROWS_PER_REFRESH)
         self.system_curves = SystemCurves(self.series_cache)
-        self.utilization_history: dict[str, deque[float]] = {}  # host -> utilization of its accelerators, 0..1
-        self.screen_state = ScreenState(source.snapshot(), (), clock())
+        self.facts = FleetFacts()
+        self.screen_state = ScreenState(source.snapshot(), (), clock(), self.facts)
         self.request = request
 
     def restart(self, request: Request | None = None) -> None:

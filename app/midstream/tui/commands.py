@@ -65,6 +65,11 @@ class Command:
     hint: bool = False
     changes: bool = False
 
+    @property
+    def id(self) -> str:
+        """Name in the file of own keys: ``fleet.hide-finished``."""
+        return f"{self.scopes[0]}.{self.name.lower().replace(' ', '-')}"
+
 
 COMMANDS = (
     Command("view('hosts')", ("1",), "Hosts", "link, accelerators, memory, disk", (FLEET,)),
@@ -92,9 +97,12 @@ COMMANDS = (
     Command("stop", ("S",), "Stop", "save and stop the run, or the marked ones", (FLEET, RUN), hint=True, changes=True),
     Command("launch", ("L",), "Launch", "start a run of a config on a target", (FLEET,), changes=True),
     Command("start_again", ("R",), "Start again", "start a run that has stopped or failed", (FLEET, RUN), changes=True),
+    Command("edit", ("B",), "Label", "name, tags and note of the run", (FLEET, RUN), changes=True),
+    Command("undo", ("U",), "Undo label", "undo the last edit of a name, tags or note", (FLEET, RUN), changes=True),
     Command("verify", ("V",), "Verify all", "hash all checkpoints, or marked; asks first", (FLEET,)),
     Command("leftovers", ("C",), "Clean", "list leftovers, and remove them", (FLEET,)),
     Command("mark", ("space",), "Mark", "mark a run, to compare its curve", (FLEET,), hint=True),
+    Command("mark_all", ("A",), "Mark all", "mark all runs that are shown, or none", (FLEET,)),
     Command("unmark", ("u",), "Unmark", "remove all marks", (FLEET,)),
     Command("sort", ("o",), "Sort", "by the next column (or click a heading)", (FLEET,), hint=True),
     Command("reverse", ("O",), "Reverse", "reverse the order", (FLEET,)),
@@ -117,10 +125,11 @@ COMMANDS = (
     Command("outliers", ("o",), "Outliers", "show spikes in full, or clip them", (RUN, HOST)),
     Command("tiles", ("t",), "Small multiples", "plots of other metrics; click enlarges", (RUN, HOST)),
     Command("overlay", ("c",), "Compare", "overlay another run's curve", (RUN,)),
+    Command("band", ("b",), "Mean and band", "mean and range of the compared runs, by group", (RUN,)),
     Command("full_log", ("A",), "Start of log", "read the log from its first line on", (RUN,), hint=True),
     Command("process", ("r",), "Process", "choose the process whose log is shown", (RUN,)),
     Command("verify", ("V",), "Verify", "hash the selected checkpoint in place", (RUN,), hint=True),
-    Command("diff", ("d",), "Diff", "compare checkpoints or attempts", (RUN,), hint=True),
+    Command("diff", ("d",), "Diff", "compare checkpoints, attempts, or configs of runs", (RUN,), hint=True),
     Command("export", ("E",), "Export model", "write the checkpoint for Hugging Face", (RUN,), hint=True, changes=True),
     Command("report", ("D",), "Report", "save a page about the run, to show others", (RUN,)),
     Command("next", ("enter",), "Next", "go to preflight, then to migration", (WIZARD,), hint=True, changes=True),
@@ -140,6 +149,10 @@ COMMANDS = (
     Command("delete", ("D",), "Delete", "delete the slice, after confirmation", (SLICES,), changes=True),
     Command("again", ("r",), "Refresh", "list the slices again", (SLICES,)),
     Command("dismiss", ("escape", "q", "4"), "Close", "deletion continues", (SLICES,)),
+    Command("leave_to('view(\\'hosts\\')')", ("1",), "Hosts", "close, and show the hosts", (SLICES,)),
+    Command("leave_to('view(\\'runs\\')')", ("2",), "Runs", "close, and show the runs", (SLICES,)),
+    Command("leave_to('view(\\'migrations\\')')", ("3",), "Migrations", "close, and show the migrations", (SLICES,)),
+    Command("leave_to('costs')", ("5",), "Costs", "close, and show the costs", (SLICES,)),
     Command("period", ("p",), "Period", "1, 7, 30, 90, 365 days", (COSTS,), hint=True),
     Command("again", ("r",), "Refresh", "read the hosts again", (COSTS,), hint=True),
     Command("rollback", ("r",), "Roll back", "return the run to its source", (MIGRATION,), hint=True, changes=True),
@@ -280,6 +293,15 @@ _DISPLAY = {
 }
 
 
+# Keys that the user has chosen, by the id of the command: see `own_keys`.
+OWN_KEYS: dict[str, tuple[str, ...]] = {}
+
+
+def keys_of(command: Command) -> tuple[str, ...]:
+    """Return the keys of a command: the user's own, or those of the table."""
+    return OWN_KEYS.get(command.id, command.keys)
+
+
 def key_name(key: str) -> str:
     """Return the displayed name of a key."""
     return _DISPLAY.get(key, key)
@@ -325,7 +347,11 @@ def of_focus(
 
 def bindings(*scopes: str) -> list[BindingType]:
     """Return Textual's bindings of these scopes."""
-    return [Binding(key, command.action, command.name, show=False) for command in of(*scopes) for key in command.keys]
+    return [
+        Binding(key, command.action, command.name, show=False, id=command.id)
+        for command in of(*scopes)
+        for key in command.keys
+    ]
 
 
 def document() -> str:
@@ -336,6 +362,7 @@ def document() -> str:
         "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/reference/keys.md -->",
         "",
         "`?` shows the keys of what has the focus; `ctrl+p` finds a key by its name; `:` opens the command line.",
+        "[Own keys](../how-to/tui.md#own-keys) are in a file.",
         "Commands marked \\* change something: `--readonly` refuses them.",
     ]
     for scope, title in SCOPES.items():
@@ -348,7 +375,8 @@ def document() -> str:
     lines += ["| command | effect |", "|---|---|"]
     for word in WORDS:
         star = " \\*" if word.changes else ""
-        lines.append(f"| `:{word.name}{' ' + word.argument if word.argument else ''}`{star} | {word.description} |")
+        typed = f":{word.name} {word.argument}".rstrip().replace("|", "&#124;")  # a bar would end the cell
+        lines.append(f"| <code>{typed}</code>{star} | {word.description} |")
     return "\n".join(lines) + "\n"
 
 

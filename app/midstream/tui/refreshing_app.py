@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from midstream.listing.run_facts import utilization
 from midstream.tui.base_app import BaseApp
 from midstream.tui.pause_limiter import PauseLimiter
 from midstream.tui.screens.base import MidstreamScreen
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 REPAINT_INTERVAL = 0.25  # seconds: the shortest time between repaints, however often hosts report
 REPAINT_SHARE = 0.1  # of the processor's time, which repaints may take where the fleet is so large
 TICK_INTERVAL = 1.0  # seconds after which ages are repainted without any change
-HISTORY_LENGTH = 120  # reports of a host that its utilization history holds
 MAX_TOASTS = 3  # toasts shown at a time
+COSTS_INTERVAL = 60.0  # seconds between two reads of costs, while a list shows them
 ALERT_INTERVAL = 2.0  # seconds between two looks for alerts
 
 
@@ -39,6 +37,8 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
     _painted = 0.0  # moment of the last repaint
     _paint_seconds = 0.0  # processor time of the last repaint
     _reading = False  # the migrations' journals are being read
+    _reading_facts = False  # costs or configurations are being read
+    _costs_due = 0.0  # moment from which on costs are read again
     _reported_error = ""
     _alerts: Alerts | None = None
     _alerted = 0.0  # moment of the last look for alerts
@@ -86,21 +86,34 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
         self._changed = False
         self._painted, began = time.monotonic(), time.thread_time()
         before = self.screen_state
-        self.screen_state = ScreenState(self.source.snapshot(), before.migrations, self.clock())
-        self._extend_history(before)
+        self.screen_state = ScreenState(self.source.snapshot(), before.migrations, self.clock(), self.facts)
         self._notify_changes(before)
         self._send_alerts()
         if (front := self.front_screen) is not None:
             front.refresh_state()
         if self.request is not None:
             self.resume_wizard(self.request)
+        self._read_facts()
         self._paint_seconds = time.thread_time() - began
 
-    def _extend_history(self, before: ScreenState) -> None:
-        earlier = set(map(id, before.snapshot.hosts))
-        for host in self.screen_state.snapshot.hosts:
-            if id(host) not in earlier and (used := utilization(host)) is not None:
-                self.utilization_history.setdefault(host.name, deque(maxlen=HISTORY_LENGTH)).append(used)
+    def _read_facts(self) -> None:
+        """Read in the background what lists show beyond the reports, one read at a time."""
+        costs = self.facts.costs_named and time.monotonic() >= self._costs_due
+        if self._reading_facts or not (costs or self.facts.due):
+            return
+        self._reading_facts = True
+        if costs:
+            self.facts.costs_named = False  # a list that still shows them names them again
+            self._costs_due = time.monotonic() + COSTS_INTERVAL
+
+        def read() -> None:
+            try:
+                self.actions.read_facts(self.facts, costs=costs)
+            finally:
+                self._reading_facts = False
+                self._changed = True
+
+        self.background.run(read, self.log)
 
     def _notify_changes(self, before: ScreenState) -> None:
         """Show toasts for changes, at most `MAX_TOASTS`.
@@ -168,6 +181,6 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
     def on_refreshing_app_migrations_read(self, event: MigrationsRead) -> None:
         if event.migrations != self.screen_state.migrations:
             before = self.screen_state
-            self.screen_state = ScreenState(before.snapshot, event.migrations, before.now)
+            self.screen_state = ScreenState(before.snapshot, event.migrations, before.now, self.facts)
             self._notify_changes(before)
             self.publish()

@@ -10,12 +10,15 @@ from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.journal import migration_state
 from midstream.printable import printable
 from midstream.state_directory import state_directory
+from midstream.tui import own_keys
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState
+from midstream.tui.style import palette
 from midstream.tui.style.glyphs import UNICODE
+from midstream.tui.style.terminal_background import is_light
 
 if TYPE_CHECKING:
     from midstream.migrate.journal.request import Request
@@ -72,6 +75,10 @@ def run_tui(
             errors.append(error)
             app.call_later(app.exit)
 
+    layout = SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path)
+    if not layout.has_theme and is_light():
+        layout.theme = palette.LIGHT
+    keys = own_keys.read()
     app = MidstreamApp(
         session,
         session.actions,
@@ -80,9 +87,10 @@ def run_tui(
         start_run=start_run,
         request=request,
         demo=demo,
-        layout=SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path),
+        layout=layout,
         after_first_frame=start,
     )
+    own_keys.use(app, keys)
     prompter = DialogPrompter(app)
     with PROMPTS.use(prompter):  # every question is a dialog: a prompt on the terminal would break the screen
         try:

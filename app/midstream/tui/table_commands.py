@@ -24,12 +24,14 @@ class TableCommands(Provider):
 
     async def discover(self) -> Hits:
         for command, run in self._found():
-            yield DiscoveryHit(command.name, run, help=f"{commands.key_name(command.keys[0])}  {command.description}")
+            yield DiscoveryHit(
+                command.name, run, help=f"{commands.key_name(commands.keys_of(command)[0])}  {command.description}"
+            )
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for command, run in self._found():
             score = matcher.match(f"{command.name} {command.description}")
             if score > 0:
-                keys = commands.key_name(command.keys[0])
+                keys = commands.key_name(commands.keys_of(command)[0])
                 yield Hit(score, matcher.highlight(command.name), run, help=f"{keys}  {command.description}")

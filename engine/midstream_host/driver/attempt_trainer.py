@@ -13,6 +13,7 @@ from midstream_host.driver.batch_tap import BatchTap, remove
 from midstream_host.driver.checkpoints.checkpoint_finder import rule_of
 from midstream_host.driver.checkpoints.search import SearchError, search
 from midstream_host.driver.command_variables import with_variables
+from midstream_host.driver.divided_checkpoint import divide
 from midstream_host.driver.metrics_source import open_source
 from midstream_host.driver.metrics_tail import MetricsTail
 from midstream_host.driver.run_file import RunFile, World
@@ -44,7 +45,8 @@ class AttemptTrainer(NamedTuple):
     def place_inputs(self, setup: TrainerSetup, name: Optional[str]) -> Optional[work_directory.PlacedCheckpoint]:
         """Bring the files that travel and the checkpoint to the working directory.
 
-        Node 0 alone copies: a group has one working directory. Raises RecordError, OSError.
+        A checkpoint of another number of processes is divided. Node 0 alone copies: a group has one working directory.
+        Raises RecordError, OSError.
         """
         run, place = setup.run, self.place
         os.makedirs(setup.directory, exist_ok=True)
@@ -58,7 +60,10 @@ class AttemptTrainer(NamedTuple):
         os.makedirs(setup.out, exist_ok=True)
         if name is None:
             return None
-        return work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
+        restored = work_directory.place_checkpoint(place.paths, name, setup.checkpoints)
+        if restored.root_digest != restored.recorded:  # damaged: the caller refuses it
+            return restored
+        return divide(restored, run.checkpoints.rule, self.world.size)
 
     def start(self, setup: TrainerSetup, checkpoint: str) -> StartedTrainer:
         """Start its processes on this node.

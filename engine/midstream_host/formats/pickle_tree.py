@@ -1,4 +1,4 @@
-"""Pickles as trees: what a pickle would make, to change parts of it and write it again.
+"""Trees of what pickles would make, to change and to write again.
 
 Nothing is looked up or called: a global is a name, a call is a node with its arguments. A tree keeps all that a
 pickle has, where `midstream_core.restricted_pickle` leaves out what nobody reads. Standard library only; Python 3.8.
@@ -44,14 +44,20 @@ class Pairs:
 
 
 class Step(NamedTuple):
-    """What happens to an object after it was made: ``BUILD``, ``APPENDS``, ``ADDITEMS`` or ``SETITEMS``."""
+    """Change of an object after it was made.
+
+    ``opcode``: BUILD, APPENDS, ADDITEMS or SETITEMS.
+    """
 
     opcode: str
     values: List[Any]
 
 
 class Made:
-    """The result of a call. ``opcode``: REDUCE, NEWOBJ or NEWOBJ_EX, which has keyword arguments too."""
+    """The result of a call.
+
+    ``opcode``: REDUCE, NEWOBJ or NEWOBJ_EX, which has keyword arguments too.
+    """
 
     __slots__ = ("arguments", "function", "keywords", "opcode", "steps")
 
@@ -87,7 +93,10 @@ def parse(data: bytes) -> Any:
 
 
 def items_of(node: Any, *kinds: str) -> Optional[List[Any]]:
-    """Return the items of a list or tuple; None for any other node. ``kinds``: those that count."""
+    """Return the items of a list or tuple; None for any other node.
+
+    ``kinds``: those that count.
+    """
     return node.items if type(node) is Items and node.kind in (kinds or ("list", "tuple")) else None
 
 
@@ -102,7 +111,9 @@ def is_call(node: Any, module: str, *names: str) -> bool:
 
 
 def pairs_of(node: Any) -> Optional[List[List[Any]]]:
-    """Return the pairs of a dict or an ordered dict, to be changed in place; None for any other node.
+    """Return the pairs of a dict, ordered or not; None for any other node.
+
+    They may be changed in place.
 
     The pairs of an ordered dict are joined into one step.
     """

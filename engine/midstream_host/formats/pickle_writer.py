@@ -1,4 +1,7 @@
-"""Writes the tree of a pickle (`pickle_tree`): the same tree is the same bytes. Python 3.8, standard library."""
+"""Writes the tree of a pickle (`pickle_tree`): the same tree is the same bytes.
+
+Python 3.8, standard library.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors in the tree of a pickle of ``torch.save``: found, replaced by flat ones, and their storages named again.
+"""Find, replace and rename tensors in the tree of a pickle of ``torch.save``.
 
 Standard library only; Python 3.8.
 """
@@ -6,7 +6,7 @@ Standard library only; Python 3.8.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_core.restricted_pickle import Global
 from midstream_host.formats.errors import FormatError
@@ -22,7 +22,10 @@ _REBUILD, _REBUILD_V2 = (Global("torch._utils", name) for name in ("_rebuild_ten
 
 
 class Tensor(NamedTuple):
-    """A tensor in a tree. Offset and strides in numbers; ``storage``: its name in the archive."""
+    """A tensor in a tree.
+
+    Offset and strides in numbers; ``storage``: its name in the archive.
+    """
 
     node: Made
     arguments: Items  # of the function that makes it: storage, offset, shape, strides and more
@@ -40,8 +43,8 @@ class Tensor(NamedTuple):
         return WIDTHS[self.kind]
 
     @property
-    def count(self) -> int:
-        """Its numbers."""
+    def length(self) -> int:
+        """Count of its numbers."""
         return math.prod(self.shape)
 
     @property
@@ -56,7 +59,7 @@ class Tensor(NamedTuple):
 
 
 def tensor_of(node: Any) -> Optional[Tensor]:
-    """Return the tensor of a node, or of the parameter that it is; None for any other node."""
+    """Return the tensor of a node, or of a parameter; None for any other node."""
     if is_call(node, "torch._utils", "_rebuild_parameter", "_rebuild_parameter_with_state"):
         node = (items_of(node.arguments) or [None])[0]
     arguments: Any = node.arguments if type(node) is Made else None
@@ -74,7 +77,7 @@ def tensor_of(node: Any) -> Optional[Tensor]:
 
 
 def storage_of(node: Any) -> Optional[Tuple[str, str]]:
-    """Return the class of a storage and its name in the archive; None for any other node."""
+    """Return the class of a storage and its name; None for any other node."""
     key = items_of(node.key, "tuple") if type(node) is Persistent else None
     if key is None or len(key) != 5 or key[0] != "storage" or type(key[1]) is not Global or type(key[2]) is not str:
         return None
@@ -103,7 +106,10 @@ def make_flat(tensor: Tensor, name: str, count: int) -> None:
 
 
 def name_storages(tree: Any) -> List[Tuple[str, str]]:
-    """Number all storages in their order, as ``torch.save`` does; return pairs of old and new name."""
+    """Number all storages in their order, as ``torch.save`` does.
+
+    Return pairs of old and new name.
+    """
     names: Dict[str, str] = {}
     for node in walk(tree):
         name = storage_of(node)
@@ -116,7 +122,8 @@ def name_storages(tree: Any) -> List[Tuple[str, str]]:
 
 def walk(tree: Any) -> Iterator[Any]:
     """Yield every node of a tree once, in the order of its pickle."""
-    stack, seen = [tree], set()
+    stack: List[Any] = [tree]
+    seen: Set[int] = set()
     while stack:
         node = stack.pop()
         if type(node) not in (Items, Pairs, Made, Persistent) or id(node) in seen:
@@ -181,7 +188,7 @@ def _named(node: Any) -> List[Tuple[str, Any]]:
 
 
 def cloned(node: Any, mark: str) -> Any:
-    """Return a copy of a node whose storages have ``mark`` after their names; what is no container is shared."""
+    """Return a copy of a node whose storages have ``mark`` after their names."""
     copies: Dict[int, Any] = {}
 
     def copy(value: Any) -> Any:

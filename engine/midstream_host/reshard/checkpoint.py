@@ -5,7 +5,9 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
+import os
 import posixpath
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -28,7 +30,7 @@ from midstream_host.reshard.division import (
     undo_round_robin,
 )
 from midstream_host.reshard.optimizer_file import FP32, OptimizerFile
-from midstream_host.reshard.segments import Archive, Segment, blocks_of, joined, zeros
+from midstream_host.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
@@ -58,14 +60,14 @@ class ModelFile(NamedTuple):
             raise FormatError(shown) from None
 
     def setting(self, name: str) -> Any:
-        """Return a setting of ``zero_optimization`` in the stored configuration; None where there is none."""
+        """Return a stored setting of ``zero_optimization``; None where there is none."""
         return value_of(value_of(value_of(self.tree, "ds_config"), "zero_optimization"), name)
 
     def groups(self) -> List[List[Parameter]]:
         """Return the parameters of each flat tensor. Raises FormatError."""
         groups: List[List[Parameter]] = []
         for group in items_of(value_of(self.tree, "param_shapes")) or []:
-            members = []
+            members: List[Parameter] = []
             for name, shape in pairs_of(group) or []:
                 sizes = shape_of(shape)
                 if type(name) is not str or sizes is None:
@@ -84,7 +86,7 @@ class ModelFile(NamedTuple):
 
 
 class ModelRank:
-    """What the data-parallel ranks of one model-parallel rank have.
+    """Files of the data-parallel ranks of one model-parallel rank.
 
     ``models``: its model files, one for each rank under ZeRO 3, else one. ``order``: parameters of each group of the
     optimizer, in its own order.
@@ -132,8 +134,8 @@ class ModelRank:
         position = 0
         for parameter, piece in target.of_rank(rank, flat):
             segments.append(zeros((piece.start - position) * width))
-            segments += self.numbers(kind, group, parameter, piece.first, piece.first + piece.count)
-            position = piece.start + piece.count
+            segments += self.numbers(kind, group, parameter, piece.first, piece.first + piece.length)
+            position = piece.start + piece.length
         segments.append(zeros((size - position) * width))
         return joined(segments)
 
@@ -142,9 +144,9 @@ class ModelRank:
         return [
             self.optimizers[piece.rank].segment(
                 kind, piece.flat, piece.start + max(0, first - piece.first),
-                min(stop, piece.first + piece.count) - max(first, piece.first))
+                min(stop, piece.first + piece.length) - max(first, piece.first))
             for piece in self.division.pieces(group, parameter.name)
-            if piece.first < stop and first < piece.first + piece.count
+            if piece.first < stop and first < piece.first + piece.length
         ]  # fmt: skip
 
     def width(self, kind: str, group: int) -> int:
@@ -217,9 +219,9 @@ class ModelRank:
                 size = self.division.sizes[flat]
                 lean = size - self.division.padding(rank, flat, False)
                 for kind, tensor in tensors.items():
-                    if tensor.count != size and not (kind == FP32 and tensor.count == lean and self.lean()):
+                    if tensor.length != size and not (kind == FP32 and tensor.length == lean and self.lean()):
                         raise FormatError("{}: {} of flat tensor {} has {} numbers where DeepSpeed puts {}".format(
-                            file.archive.name, kind, flat, tensor.count, size))  # fmt: skip
+                            file.archive.name, kind, flat, tensor.length, size))  # fmt: skip
 
 
 class StoredCheckpoint:
@@ -269,23 +271,36 @@ class StoredCheckpoint:
         return files + [model.archive for model in self.models.values()]
 
     def digests(self) -> Dict[str, str]:
-        """Return the SHA-256 of each kind: all parameters in the optimizer's order, without padding.
+        """Return the SHA-256 of all numbers of each kind.
+
+        Order: that of the parameters, without padding.
 
         It is the same whatever number of processes wrote the checkpoint. Raises FormatError and OSError.
         """
-        kinds: Dict[str, Any] = {}
+        kinds = sorted(
+            {
+                kind
+                for model_rank in self.parts
+                for group in range(len(model_rank.order))
+                for kind in model_rank.kinds(group)
+            }
+        )
+        with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            return dict(zip(kinds, pool.map(self._digest, kinds)))
+
+    def _digest(self, kind: str) -> str:
+        digest = hashlib.sha256()
         for model_rank in self.parts:
             for group, parameters in enumerate(model_rank.order):
-                for kind in model_rank.kinds(group):
-                    digest = kinds.setdefault(kind, hashlib.sha256())
+                if kind in model_rank.kinds(group):
                     segments = [
                         segment
                         for parameter in parameters
-                        for segment in model_rank.numbers(kind, group, parameter, 0, parameter.count)
+                        for segment in model_rank.numbers(kind, group, parameter, 0, parameter.size)
                     ]
-                    for block, _ in blocks_of(joined(segments)):
+                    for block in hashed_blocks(joined(segments)):
                         digest.update(block)
-        return {kind: digest.hexdigest() for kind, digest in sorted(kinds.items())}
+        return digest.hexdigest()
 
     def _ranks(self, model: ModelFile) -> int:
         ranks = value_of(model.tree, "dp_world_size")

@@ -1,4 +1,6 @@
-"""How DeepSpeed divides parameters over processes: arithmetic alone, for any model.
+"""Division of parameters over processes as DeepSpeed has it.
+
+Arithmetic alone, for any model.
 
 ZeRO 1 and 2 (and the optimizer of bf16) put a group's parameters end to end and cut the row into equal parts. ZeRO 3
 cuts each parameter into equal parts; a rank's parts of a subgroup are end to end. Standard library only; Python 3.8.
@@ -13,14 +15,14 @@ SUBGROUP_SIZE = 1_000_000_000  # numbers of a subgroup of ZeRO 3, where the conf
 
 
 class Parameter(NamedTuple):
-    """A parameter. ``count``: its numbers."""
+    """A parameter. ``size``: its count of numbers."""
 
     name: str
-    count: int
+    size: int
 
 
 class Piece(NamedTuple):
-    """Numbers [first, first + count) of a parameter: where a rank has them.
+    """Numbers [first, first + length) of a parameter: where a rank has them.
 
     ``flat``: which of the rank's flat tensors; ``start``: the first number there.
     """
@@ -29,7 +31,7 @@ class Piece(NamedTuple):
     flat: int
     start: int
     first: int
-    count: int
+    length: int
 
 
 class Division:
@@ -46,7 +48,7 @@ class Division:
         self._pieces: Dict[Tuple[int, str], List[Piece]] = {}
 
     def pieces(self, group: int, name: str) -> List[Piece]:
-        """Return the pieces of a parameter of an optimizer's group, in order of its numbers."""
+        """Return the pieces of a parameter of a group, in order of its numbers."""
         return self._pieces.get((group, name), [])
 
     def add(self, group: int, name: str, pieces: List[Piece]) -> None:
@@ -60,7 +62,7 @@ class Division:
             (parameter, piece)
             for parameter in self.groups[flat]
             for piece in self.pieces(group, parameter.name)
-            if piece.rank == rank and piece.flat == flat and piece.count
+            if piece.rank == rank and piece.flat == flat and piece.length
         ]
         return sorted(held, key=lambda pair: pair[1].start)
 
@@ -82,15 +84,16 @@ def rows(groups: Sequence[Sequence[Parameter]], ranks: int, paddings: Sequence[S
     """
     division = Division(ranks, groups, range(len(groups)))
     for flat, group in enumerate(groups):
-        position, starts = 0, []
+        starts: List[int] = []
+        position = 0
         for place, parameter in enumerate(group):
             starts.append(position)
-            position += parameter.count + (paddings[flat][place] if paddings else 0)
+            position += parameter.size + (paddings[flat][place] if paddings else 0)
         size = -(-position // (ALIGNMENT * ranks)) * ALIGNMENT
         division.sizes.append(size)
         division.ends.append(position)
         for parameter, start in zip(group, starts):
-            division.add(flat, parameter.name, _cut(flat, start, parameter.count, size))
+            division.add(flat, parameter.name, _cut(flat, start, parameter.size, size))
     return division
 
 
@@ -111,10 +114,10 @@ def shards(groups: Sequence[Sequence[Parameter]], group_of: Sequence[int], ranks
     for flat, group in enumerate(groups):
         place = 0
         for parameter in group:
-            size = -(-parameter.count // ranks)
+            size = -(-parameter.size // ranks)
             division.add(group_of[flat], parameter.name, [
-                Piece(rank, flat, place, rank * size, min(size, parameter.count - rank * size))
-                for rank in range(ranks) if rank * size < parameter.count
+                Piece(rank, flat, place, rank * size, min(size, parameter.size - rank * size))
+                for rank in range(ranks) if rank * size < parameter.size
             ])  # fmt: skip
             place += size
         division.sizes.append(place)
@@ -123,12 +126,13 @@ def shards(groups: Sequence[Sequence[Parameter]], group_of: Sequence[int], ranks
 
 
 def subgroups(group: Sequence[Parameter], ranks: int, size: int) -> List[List[Parameter]]:
-    """Divide an optimizer's group into the subgroups of ZeRO 3, of about ``size`` numbers of a rank."""
-    parts = [-(-parameter.count // ranks) for parameter in group]
+    """Divide an optimizer's group into subgroups of about ``size`` numbers."""
+    parts = [-(-parameter.size // ranks) for parameter in group]
     if size >= sum(parts):
         return [list(group)]
     result: List[List[Parameter]] = []
-    current, numbers = [], 0
+    current: List[Parameter] = []
+    numbers = 0
     for place, parameter in enumerate(group):
         current.append(parameter)
         numbers += parts[place]

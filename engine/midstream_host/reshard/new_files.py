@@ -1,16 +1,16 @@
-"""The files of a checkpoint for another number of processes: pickles, and where their numbers come from.
+"""Files of a checkpoint for another number of processes.
 
 Standard library only; Python 3.8.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.pickle_tree import Items, Made, Pairs, Step, items_of, pairs_of, set_value, value_of
-from midstream_host.formats.torch_tree import tensor_of
+from midstream_host.formats.torch_tree import Tensor, tensor_of
 from midstream_host.formats.torch_writer import NewMember, text_member
 from midstream_host.reshard.checkpoint import ModelFile, ModelRank, StoredCheckpoint, optimizer_name
 from midstream_host.reshard.division import Division, Piece
@@ -107,39 +107,60 @@ def _set_addresses(model_rank: ModelRank, file: OptimizerFile, target: Division,
 
 
 def _address(model_rank: ModelRank) -> Made:
-    """Return an address of a parameter, as this release of DeepSpeed writes it. Raises FormatError."""
+    """Return an address of a parameter, as this release of DeepSpeed writes it.
+
+    Raises FormatError.
+    """
     for file in model_rank.optimizers:
         for mapping in items_of(value_of(file.state, "param_slice_mappings")) or []:
             for _, address in pairs_of(mapping) or []:
-                state = address.steps[-1].values[0] if type(address) is Made and address.steps else None
-                if {name for name, _ in pairs_of(state) or []} == {"numel", "start"}:
+                if type(address) is Made and (_fields(address) == {"numel", "start"} or _by_position(address)):
                     return address
     raise FormatError("{}: its param_slice_mappings are in no form that is known".format(model_rank.first.archive.name))
 
 
+def _fields(address: Made) -> Set[Any]:
+    state = address.steps[-1].values[0] if address.steps else None
+    return {name for name, _ in pairs_of(state) or []}
+
+
+def _by_position(address: Made) -> bool:
+    """Whether both numbers are arguments of the call, not a state."""
+    return not address.steps and len(items_of(address.arguments) or []) == 2
+
+
 def _new_address(sample: Made, piece: Piece) -> Made:
     made = Made(sample.opcode, sample.function, sample.arguments, sample.keywords)
-    values = {"numel": piece.count, "start": piece.start}
+    if _by_position(sample):
+        made.arguments = Items("tuple", [piece.length, piece.start])
+        return made
+    values = {"numel": piece.length, "start": piece.start}
     order = [name for name, _ in pairs_of(sample.steps[-1].values[0]) or []]
     made.steps = [Step("BUILD", [Pairs([[name, values[name]] for name in order])])]
     return made
 
 
 def _model_file(model: ModelFile, model_rank: Optional[ModelRank], ranks: int, rank: int) -> NewFile:
-    """Return a model file: the number of processes, and under ZeRO 3 the rank's parts of frozen parameters."""
+    """Return a model file with the number of processes.
+
+    Under ZeRO 3 it has the rank's parts of frozen parameters.
+    """
     tree = pickle_tree.parse(model.archive.text("data.pkl"))
     contents: Dict[str, List[Segment]] = {}
     set_value(tree, "dp_world_size", ranks)
     name = model.archive.name
+    if model_rank is not None and (model_rank.sharded or model_rank.round_robin):
+        _set_shapes(tree, model_rank, model_rank.target(ranks))
     if model_rank is not None and model_rank.sharded:
         name = optimizer_name(name, rank)
-        _set_shapes(tree, model_rank, model_rank.target(ranks))
+        if rank and pairs_of(value_of(tree, "shared_params")):  # that of rank 0, which alone names them
+            set_value(tree, "shared_params", Pairs([]))
         contents = _frozen(tree, model_rank, ranks, rank)
     return NewFile(name, model.archive.folder, _members(model.archive, tree, contents))
 
 
 def _set_shapes(tree: Any, model_rank: ModelRank, target: Division) -> None:
-    """Divide the shapes of the parameters into the subgroups of the target."""
+    """Set the order and the subgroups that the parameters have in the target."""
     shapes: Dict[Tuple[int, str], Any] = {}
     stored = items_of(value_of(tree, "param_shapes")) or []
     for group, named in zip(model_rank.division.group_of, stored):
@@ -152,7 +173,10 @@ def _set_shapes(tree: Any, model_rank: ModelRank, target: Division) -> None:
 
 
 def _frozen(tree: Any, model_rank: ModelRank, ranks: int, rank: int) -> Dict[str, List[Segment]]:
-    """Divide the frozen parameters of ZeRO 3; return the contents of their storages. Raises FormatError."""
+    """Divide the frozen parameters of ZeRO 3; return their contents.
+
+    Raises FormatError.
+    """
     contents: Dict[str, List[Segment]] = {}
     shapes = {name: torch_tree.shape_of(shape) for name, shape in pairs_of(value_of(tree, "frozen_param_shapes")) or []}
     for name, value in pairs_of(value_of(tree, "frozen_param_fragments")) or []:
@@ -165,7 +189,7 @@ def _frozen(tree: Any, model_rank: ModelRank, ranks: int, rank: int) -> Dict[str
             count *= size
         old, new = -(-count // model_rank.division.ranks), -(-count // ranks)
         begin, end = min(count, rank * new), min(count, (rank + 1) * new)
-        segments = []
+        segments: List[Segment] = []
         for place, model in enumerate(model_rank.models):
             fragment = tensor_of(value_of(value_of(model.tree, "frozen_param_fragments"), name))
             first, stop = max(begin, place * old), min(end, (place + 1) * old)
@@ -178,9 +202,9 @@ def _frozen(tree: Any, model_rank: ModelRank, ranks: int, rank: int) -> Dict[str
     return contents
 
 
-def _fragment(model: ModelFile, name: str, tensor: Any, start: int, stop: int) -> Segment:
-    size = model.archive.size("data/" + tensor.storage) if tensor is not None else None
-    if size is None or not tensor.contiguous or stop > tensor.count or (tensor.offset + stop) * tensor.width > size:
+def _fragment(model: ModelFile, name: str, tensor: Optional[Tensor], start: int, stop: int) -> Segment:
+    size = model.archive.size("data/" + tensor.storage) if tensor is not None and tensor.contiguous else None
+    if tensor is None or size is None or stop > tensor.length or (tensor.offset + stop) * tensor.width > size:
         raise FormatError("{}: its part of the frozen parameter {} is missing or too short".format(
             model.archive.name, str(name)[:80]))  # fmt: skip
     first = tensor.offset
@@ -189,16 +213,22 @@ def _fragment(model: ModelFile, name: str, tensor: Any, start: int, stop: int) -
 
 
 def _members(archive: Archive, tree: Any, contents: Dict[str, List[Segment]]) -> List[NewMember]:
-    """Return the members of an archive with another pickle; storages without new contents stay what they are."""
+    """Return the members of an archive with another pickle.
+
+    Storages without new contents stay what they are.
+    """
     storages = torch_tree.name_storages(tree)
     members = [text_member("data.pkl", pickle_writer.dump(tree))]
-    members += [_copied(name, [archive.whole(name)]) for name in archive.names() if not name.startswith("data")]
+    members += [_copied(name, [archive.complete(name)]) for name in archive.names() if not name.startswith("data")]
     for old, new in storages:
         segments = contents.get(old)
-        whole = segments if segments is not None else [archive.whole("data/" + old.split(_MARK)[0])]
-        members.append(_copied("data/" + new, whole))
+        complete = segments if segments is not None else [archive.complete("data/" + old.split(_MARK)[0])]
+        members.append(_copied("data/" + new, complete))
     return members
 
 
 def _copied(name: str, segments: List[Segment]) -> NewMember:
-    return NewMember(name, sum(segment.size for segment in segments), lambda write: copy_segments(segments, write))
+    def copy(write: Callable[[memoryview], object]) -> int:
+        return copy_segments(segments, write)
+
+    return NewMember(name, sum(segment.size for segment in segments), copy)

@@ -1,11 +1,11 @@
-"""One optimizer file of DeepSpeed: its flat tensors, and what all ranks have alike.
+"""One optimizer file of DeepSpeed, without its numbers.
 
 Standard library only; Python 3.8.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from midstream_host.formats import pickle_tree, torch_tree
 from midstream_host.formats.errors import FormatError
@@ -73,7 +73,8 @@ class OptimizerFile:
         tensor = tensor_of(master)
         if tensor is None or len(tensor.shape) != 1:
             raise FormatError("its masters are no flat tensors")
-        tensors, sizes = {FP32: tensor}, set()
+        tensors = {FP32: tensor}
+        sizes: Set[Tuple[int, ...]] = set()
         for name, value in pairs_of(state) or []:
             held = tensor_of(value)
             if held is not None and held.shape not in ((), (1,)) and type(name) is str:
@@ -90,20 +91,23 @@ class OptimizerFile:
 
     def _check(self, tensor: Tensor) -> None:
         size = self.archive.size("data/" + tensor.storage)
-        if not tensor.contiguous or size is None or (tensor.offset + tensor.count) * tensor.width > size:
+        if not tensor.contiguous or size is None or (tensor.offset + tensor.length) * tensor.width > size:
             raise FormatError("data/{} is missing, or shorter than its tensor".format(tensor.storage))
 
     def segment(self, kind: str, flat: int, start: int, count: int) -> Segment:
-        """Return where numbers of a flat tensor are. Raises FormatError where there are fewer."""
+        """Return where numbers of a flat tensor are.
+
+        Raises FormatError where there are fewer.
+        """
         tensor = self.flats[flat][kind]
-        if start + count > tensor.count:
+        if start + count > tensor.length:
             raise FormatError("{}: {} of flat tensor {} has {} numbers, and {} belong there".format(
-                self.archive.name, kind, flat, tensor.count, start + count))  # fmt: skip
+                self.archive.name, kind, flat, tensor.length, start + count))  # fmt: skip
         first, width = tensor.offset + start, tensor.width
         return Segment(self.archive, "data/" + tensor.storage, first * width, (first + count) * width)
 
     def difference(self, other: OptimizerFile) -> str:
-        """Return the place where another rank's file differs in what all ranks have alike; empty: nowhere."""
+        """Return where another rank's file differs in what all have alike, or nothing."""
         divided: Set[int] = set()
         for file in (self, other):
             divided.update(id(tensor.node) for tensors in file.flats for tensor in tensors.values())
@@ -120,8 +124,11 @@ class OptimizerFile:
         return torch_tree.first_difference(self.tree, other.tree, same)
 
     def numbers(self, tensor: Tensor) -> bytes:
-        """Return the bytes of a tensor that all ranks have alike. Raises FormatError: it is no small one."""
-        size = tensor.count * tensor.width
+        """Return the bytes of a tensor that all ranks have alike.
+
+        Raises FormatError: it is no small one.
+        """
+        size = tensor.length * tensor.width
         if size > _SMALL or not tensor.contiguous:
             raise FormatError("{}: it has a tensor of {} bytes that is not divided over ranks".format(
                 self.archive.name, size))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Divide a checkpoint of DeepSpeed over another number of processes, in DeepSpeed's own format.
+"""Divide a checkpoint of DeepSpeed over another number of processes.
 
 Only shapes and the order of parameters count, so any model will do. The new checkpoint is read again and its numbers
 compared with those of the old one. Standard library only; Python 3.8.
@@ -13,12 +13,13 @@ import os
 import posixpath
 import shutil
 import threading
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
+from typing import Callable, Dict, Generator, List, NamedTuple, Optional
 
 from midstream_core import records
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_writer import write_archive
 from midstream_host.reshard.checkpoint import StoredCheckpoint
+from midstream_host.reshard.errors import ReshardError
 from midstream_host.reshard.new_files import NewFile, new_files
 from midstream_host.reshard.segments import BLOCK, Archive
 
@@ -26,15 +27,15 @@ LATEST = "latest"
 MAX_RANKS = 1 << 14
 _STATE = "reshard.json"  # in the directory of a conversion: what it converts
 _WRITTEN = ".partial"
+_THREADS = min(4, os.cpu_count() or 1)
 Progress = Callable[[int, int], None]  # bytes that are written, of all
 
 
-class ReshardError(Exception):
-    """Error of a checkpoint that cannot be divided, or of a place that it cannot be written to."""
-
-
 class Resharded(NamedTuple):
-    """What was written. ``digests``: SHA-256 of each kind of number, equal before and after."""
+    """Result of a division.
+
+    ``digests``: SHA-256 of each kind of number, equal before and after.
+    """
 
     step: Optional[int]
     ranks_before: int
@@ -46,7 +47,7 @@ class Resharded(NamedTuple):
 
 
 def tag_of(directory: str) -> str:
-    """Return the checkpoint's own directory: the one that ``latest`` names, or ``directory`` itself.
+    """Return the directory that ``latest`` names, or ``directory`` itself.
 
     Raises ReshardError.
     """
@@ -64,14 +65,26 @@ def tag_of(directory: str) -> str:
     return posixpath.join(directory, tag)
 
 
-def reshard(source: str, output: str, ranks: int, progress: Optional[Progress] = None) -> Resharded:
-    """Write the checkpoint ``source`` for ``ranks`` data-parallel processes to the directory ``output``.
+def work_of(output: str) -> str:
+    """Return the directory in which files are written until all are there."""
+    return posixpath.join(posixpath.dirname(output), ".{}.reshard".format(posixpath.basename(output)))
+
+
+def reshard(
+    source: str,
+    output: str,
+    ranks: int,
+    progress: Optional[Progress] = None,
+    finished: Optional[Callable[[str], None]] = None,
+) -> Resharded:
+    """Write the checkpoint ``source`` for ``ranks`` processes to ``output``.
 
     Args:
         source: The checkpoint's own directory (``.../global_step10``).
         output: Its new directory, which does not exist; files are written beside it and renamed at the end.
         ranks: Data-parallel processes that will load it.
-        progress: Called from several threads.
+        progress: Called from several threads, one at a time.
+        finished: Called with ``output`` when everything is written and compared, before it gets its name.
 
     Raises:
         ReshardError: A file is missing, partial, damaged or foreign, ``output`` is there, or the disk is full; nothing
@@ -81,12 +94,14 @@ def reshard(source: str, output: str, ranks: int, progress: Optional[Progress] =
         raise ReshardError("{} processes: expected 1 to {}".format(ranks, MAX_RANKS))
     if os.path.lexists(output):
         raise ReshardError("{} is there already".format(output))
-    work = posixpath.join(posixpath.dirname(output), ".{}.reshard".format(posixpath.basename(output)))
+    work = work_of(output)
     with _locked(work):
         try:
             result = _convert(source, work, ranks, progress or (lambda _done, _total: None))
             os.unlink(posixpath.join(work, _STATE))
             records.sync_directory(work)
+            if finished is not None:
+                finished(output)
             os.rename(work, output)
             records.sync_directory(posixpath.dirname(output))
         except (FormatError, OSError, records.RecordError) as error:
@@ -104,7 +119,7 @@ def _convert(source: str, work: str, ranks: int, progress: Progress) -> Resharde
     if free < total:
         raise FormatError("{} bytes are free where it would be written, and it has {}".format(free, total))
     count = _Count(total, progress)
-    with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=_THREADS) as pool:
         before = pool.submit(stored.digests)
         for task in [
             *(pool.submit(_write, work, file, finished, count) for file in files),
@@ -126,17 +141,21 @@ def _compare(written: StoredCheckpoint, ranks: int, digests: Dict[str, str]) -> 
     if written.ranks != ranks:
         raise FormatError("what was written is for {} processes: report this as a fault".format(written.ranks))
     after = written.digests()
-    for archive in written.archives():
-        archive.check()
     for kind in sorted(digests.keys() | after.keys()):
         if digests.get(kind) != after.get(kind):
             raise FormatError("the numbers of {} that were written are not those that were read (hint: check the "
                               "disk)".format(kind))  # fmt: skip
+    with concurrent.futures.ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        for task in [pool.submit(archive.check_rest) for archive in written.archives()]:
+            task.result()
 
 
 @contextlib.contextmanager
-def _locked(work: str) -> Iterator[None]:
-    """Hold the directory of a conversion. Raises ReshardError: another process converts to the same output."""
+def _locked(work: str) -> Generator[None, None, None]:
+    """Hold the directory of a conversion.
+
+    Raises ReshardError: another process converts to the same output.
+    """
     try:
         os.makedirs(work, exist_ok=True)
         descriptor = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -152,7 +171,7 @@ def _locked(work: str) -> Iterator[None]:
 
 
 def _continued(stored: StoredCheckpoint, work: str, ranks: int, files: List[NewFile]) -> List[str]:
-    """Return the names of files that an ended conversion of the same checkpoint had written; remove all else."""
+    """Return the files that an ended conversion had written; remove all else."""
     path = posixpath.join(work, _STATE)
     state = {"files": [list(mark) for mark in stored.signature], "ranks": ranks}
     try:
@@ -198,7 +217,7 @@ def _write(work: str, file: NewFile, finished: List[str], count: _Count) -> None
 
 
 def _copy(source: str, work: str, path: str, count: _Count) -> None:
-    """Copy a file that does not depend on the number of processes; check an archive of torch."""
+    """Copy a file that every number of processes has; check an archive of torch."""
     target = posixpath.join(work, path)
     os.makedirs(posixpath.dirname(target), exist_ok=True)
     with records.open_regular(posixpath.join(source, path)) as original, open(target + _WRITTEN, "wb") as output:

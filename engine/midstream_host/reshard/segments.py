@@ -1,14 +1,15 @@
-"""Stretches of archives' members: read in parts, copied with a check of every byte that was read.
+"""Stretches of archives' members, copied with a check of every byte.
 
 Standard library only; Python 3.8.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import zlib
-from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple, cast
+from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, cast
 
 from midstream_core import records
 from midstream_core.crc32_parts import MemberParts, combined
@@ -34,7 +35,10 @@ class Segment(NamedTuple):
 
 
 class Archive:
-    """An archive of ``torch.save``, opened for each read: a checkpoint has hundreds of them."""
+    """An archive of ``torch.save``, opened for each read.
+
+    A checkpoint has hundreds of them.
+    """
 
     def __init__(self, path: str) -> None:
         """Read its directory.
@@ -48,11 +52,12 @@ class Archive:
             status = os.fstat(file.fileno())
             self.identity = (status.st_size, status.st_mtime_ns)
             try:
-                self._members = members_of(cast("BinaryIO", file), status.st_size)
+                self._members = members_of(file, status.st_size)
             except ValueError as error:
                 raise FormatError("{}: {}".format(self.name, error)) from None
         self.folder = next(iter(self._members)).split("/")[0]
         self._read: Dict[str, MemberParts] = {}
+        self._hashed: Set[str] = set()
         self._lock = threading.Lock()
 
     def size(self, member: str) -> Optional[int]:
@@ -61,11 +66,11 @@ class Archive:
         return None if place is None else place.size
 
     def names(self) -> List[str]:
-        """Return the names of all members but torch's own number of the file's content, which is optional."""
+        """Return the names of all members but the optional number of the content."""
         names = [name[len(self.folder) + 1 :] for name in self._members]
         return [name for name in names if name != ".data/serialization_id"]
 
-    def whole(self, member: str) -> Segment:
+    def complete(self, member: str) -> Segment:
         """Return all of a member. Raises FormatError."""
         return Segment(self, member, 0, self._place(member).size)
 
@@ -75,12 +80,18 @@ class Archive:
         if place.size > PICKLE_LIMIT:
             raise FormatError("{}: {} has {} bytes, and at most {} are read".format(
                 self.name, member, place.size, PICKLE_LIMIT))  # fmt: skip
-        data = b"".join(block for block, _ in self.blocks(member, 0, place.size))
+        data = b"".join(bytes(block) for block, _ in self.blocks(member, 0, place.size))
         self._compare(member, zlib.crc32(data))
         return data
 
-    def blocks(self, member: str, start: int, stop: int) -> Iterator[Tuple[memoryview, int]]:
-        """Yield part of a member in blocks with the CRC of each. Raises FormatError and OSError."""
+    def blocks(self, member: str, start: int, stop: int, *, checked: bool = True) -> Iterator[Tuple[memoryview, int]]:
+        """Yield part of a member in blocks with the CRC of each.
+
+        All are in one buffer: use each before the next. ``checked``: False for bytes that are compared by a hash; their
+        CRC is 0.
+
+        Raises FormatError and OSError.
+        """
         place = self._place(member)
         buffer, total = memoryview(bytearray(min(BLOCK, stop - start))), 0
         with records.open_regular(self.path) as file:
@@ -90,18 +101,30 @@ class Archive:
             file.seek(place.start + start)
             for begin in range(start, stop, BLOCK):
                 block = buffer[: min(BLOCK, stop - begin)]
-                if file.readinto(block) != len(block):
+                if _readinto(file, block) != len(block):
                     raise FormatError("{}: the end of the file is missing".format(self.name))
-                crc = zlib.crc32(block)
-                total = combined(total, crc, len(block))
+                crc = zlib.crc32(block) if checked else 0
+                total = combined(total, crc, len(block)) if checked else 0
                 yield block, crc
-        self._note(member, start, stop, total)
+        if checked:
+            self._note(member, start, stop, total)
+        else:
+            self._hashed.add(member)
 
     def check_member(self, member: str) -> None:
         """Read a member and compare its CRC. Raises FormatError: it is damaged."""
         for _ in self.blocks(member, 0, self._place(member).size):
             pass
         self._compare(member, self._read[member].combined())
+
+    def check_rest(self) -> None:
+        """Compare the CRC of every member of which nothing was hashed.
+
+        Raises FormatError: one is damaged.
+        """
+        for name in self.names():
+            if name not in self._hashed:
+                self.check_member(name)
 
     def check(self) -> None:
         """Compare the CRC of every member of which something was read; read what was not.
@@ -134,10 +157,17 @@ class Archive:
                 self.name, member, crc, expected))  # fmt: skip
 
 
+def _readinto(file: BinaryIO, block: memoryview) -> int:
+    return cast("io.BufferedReader", file).readinto(block)
+
+
 def copy_segments(segments: Iterable[Segment], write: Callable[[memoryview], object]) -> int:
-    """Write segments one after the other; return the CRC-32 of all. Raises FormatError and OSError."""
+    """Write segments one after the other; return the CRC-32 of all.
+
+    Raises FormatError and OSError.
+    """
     crc = 0
-    for block, block_crc in blocks_of(segments):
+    for block, block_crc in _blocks_of(segments):
         write(block)
         crc = combined(crc, block_crc, len(block))
     return crc
@@ -162,8 +192,22 @@ def zeros(size: int) -> Segment:
     return Segment(None, "", 0, size)
 
 
-def blocks_of(segments: Iterable[Segment]) -> Iterator[Tuple[memoryview, int]]:
-    """Yield the bytes of segments in blocks with the CRC-32 of each. Raises FormatError and OSError."""
+def hashed_blocks(segments: Iterable[Segment]) -> Iterator[memoryview]:
+    """Yield the bytes of segments, all with an archive, to be hashed.
+
+    Raises FormatError and OSError.
+    """
+    for segment in segments:
+        assert segment.archive is not None
+        for block, _ in segment.archive.blocks(*segment[1:], checked=False):
+            yield block
+
+
+def _blocks_of(segments: Iterable[Segment]) -> Iterator[Tuple[memoryview, int]]:
+    """Yield the bytes of segments in blocks with the CRC-32 of each.
+
+    Raises FormatError and OSError.
+    """
     for segment in segments:
         if segment.archive is not None:
             for block, crc in segment.archive.blocks(*segment[1:]):

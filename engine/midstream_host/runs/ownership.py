@@ -26,7 +26,7 @@ def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> i
     Raises:
         RefusedError: Another migration has the lock for this epoch or a later one. A lock of an earlier epoch does not
             count: a run may migrate back to where it was, and a standby waits there. Or the command seals the run, and
-            its migration has no lock any more: another process has rolled it back since.
+            its migration has no lock any more, or the run has a later owner: another process has rolled it back since.
     """
     paths = records.RunPaths(root, run_id)
     path = paths.attempt(attempt)
@@ -38,6 +38,9 @@ def send_command(root: str, run_id: str, attempt: int, command: JsonObject) -> i
         seals = command.get("action") == records.STOP and command.get("owner")
         if migration and seals and (lock is None or lock.migration != migration):
             raise RefusedError("migration {} has no lock on run {} any more".format(migration, run_id))
+        fence = records.Fence.read_or_none(paths.fence) if seals else None
+        if fence is not None and fence.epoch > int_of(command.get("epoch", 1)):
+            raise RefusedError("run {} belongs to {} (ownership {}) by now".format(run_id, fence.owner, fence.epoch))
         before = records.Command.read_or_none(path.command_file)
         now = records.Status.read_or_none(path.status())
         sequence = max(before.sequence if before else 0, now.acknowledged if now else 0) + 1
@@ -93,9 +96,10 @@ def migration_lock(root: str, run_id: str) -> Optional[records.MigrationLock]:
 
 @repeatable("what is released stays released")
 def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> None:
-    """Release the lock of a migration that is rolled back; nothing where another migration has it.
+    """Release the lock of a migration that is rolled back.
 
-    A process with a copy of the migration's files may still go on: from here on it cannot acquire the lock.
+    Another migration's lock stays. A process with a copy of the migration's files may still go on: from here on it
+    cannot acquire the lock.
 
     Args:
         root: Root directory of the host.
@@ -103,6 +107,10 @@ def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> N
         migration: The migration.
         epoch: The epoch that it was to begin.
         owner: Its target.
+
+    Raises:
+        RefusedError: Another process of the migration has commanded the engine to stop since the rollback has looked,
+            or has sealed the run.
     """
     paths = records.RunPaths(root, run_id)
     if not os.path.isdir(paths.dir):
@@ -112,7 +120,29 @@ def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> N
         if lock is None or (lock.released and lock.migration != migration):
             lock = records.MigrationLock(migration, epoch, owner, 0.0, "")
         if lock.migration == migration and not lock.released:
+            _refuse_unfinished(paths, migration, epoch, owner)
             dataclasses.replace(lock, expires=0.0, released=True).write(paths.migration_lock)
+
+
+def _refuse_unfinished(paths: records.RunPaths, migration: str, epoch: int, owner: str) -> None:
+    """Raise RefusedError where the run is sealed for a migration, or will be.
+
+    Call with the run's lock held.
+    """
+    fence = records.Fence.read_or_none(paths.fence)
+    if fence is not None and (fence.epoch, fence.owner) == (epoch, owner):
+        raise RefusedError("another process of migration {} has sealed run {} by now".format(migration, paths.run_id))
+    attempt = running_attempt(paths.root, paths.run_id)
+    command = records.Command.read_or_none(paths.attempt(attempt).command_file) if attempt else None
+    if command is None or (command.action, command.migration) != (records.STOP, migration):
+        return
+    state = status(paths.root, paths.run_id, attempt).status
+    if state is None or max(state.acknowledged, state.rejected) < command.sequence:
+        raise RefusedError(
+            "another process of migration {} has commanded attempt {} of {} to stop by now".format(
+                migration, attempt, paths.run_id
+            )
+        )
 
 
 def _locked_by(run_id: str, lock: records.MigrationLock) -> str:
@@ -273,15 +303,24 @@ def put_fence(
     fence: JsonObject,
     migration: str = "",
     chain: Optional[JsonObject] = None,
+    process: Optional[str] = None,
 ) -> records.Fence:
     """Write a fence, which only rises, for ``migration`` if that decided on it.
 
-    ``chain``: JSON of the signed records that prove it. The chain is written first, and only grows too.
-
     A start may have taken a number in it since it was written: the answer to that call, and to the start, may be lost.
 
+    Args:
+        root: Root directory of the host.
+        run_id: The run.
+        fence: JSON of the fence.
+        migration: The migration that decided on it.
+        chain: JSON of the signed records that prove it. The chain is written first, and only grows too.
+        process: Random number of the process that rolls the migration back and has not closed its target; None: no
+            other process can start that.
+
     Raises:
-        RefusedError: The fence or the chain here is at this epoch or a later one, or another migration has the lock.
+        RefusedError: The fence or the chain here is at this epoch or a later one, or another migration has the lock. Or
+            another process than ``process`` has got the permission to start the target.
     """
     paths = records.RunPaths(root, records.check_run_id(run_id))
     new = records.Fence.from_json(dict(fence), "fence")
@@ -302,6 +341,9 @@ def put_fence(
                 )
         if migration:
             _refuse_others(paths, migration, new.epoch)
+            lock = records.MigrationLock.held_or_none(paths.migration_lock)
+            if process is not None and lock is not None and lock.start_allowed not in ("", process):
+                raise RefusedError("another process of migration {} may start its target by now".format(migration))
             records.MigrationLock(migration, new.epoch, new.owner, time.time(), "").write(paths.migration_lock)
         new.write(paths.fence)
     return new

@@ -50,6 +50,7 @@ class StoredState:
     words: List[Text] = dataclasses.field(default_factory=lambda: [])
     elsewhere: Text = ""
     unread: Text = ""
+    model_ranks: int = 1
 
 
 @reads()
@@ -92,6 +93,7 @@ def newest(root: str, run_id: str, ranks: Optional[int], words: Sequence[str] = 
         random_states=state.random_states,
         data_position=state.data_position,
         reshards=state.reshards,
+        model_ranks=state.model_ranks,
         advice=list(state.advice),
         loader_ranks=state.loader_ranks,
         counted_name=state.counted_name,

@@ -131,6 +131,7 @@ def other_pickler(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(serialize_executable, "serialize", bound)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("change", [hidden_reads, hidden_compiler, other_pickler])
 def test_program_cache_stores_none_without_its_bytes(
     all_in_jax_cache: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]

@@ -22,7 +22,7 @@ from support.trainers.checkpoint_cases import CASES, Case
         ("accelerate", "stored", 2, True, "use_seedable_sampler"),
         ("dcp", "none", 0, True, "by the step"),
         ("script", "none", 1, False, "by the step"),
-        ("deepspeed", "none", 1, True, "ds_to_universal"),
+        ("deepspeed", "none", 1, True, "by the step"),
         ("levanter", "recomputed", 1, True, ""),
         ("orbax", "none", 0, True, "grain"),
     ],

@@ -30,6 +30,7 @@ def assert_none(text: str, where: str) -> None:
         assert secret not in text, f"{where} has {secret}"
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("umask", [0o000, 0o022])
 def test_adopted_trainer_keeps_its_secrets(
     lab: Lab, runs: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int

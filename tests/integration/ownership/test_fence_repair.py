@@ -153,3 +153,24 @@ def test_last_epoch_of_a_lineage_ends_no_repair(
     entry = {**lineage.attempts[0], "attempt": 7, "epoch": 2**62}
     lineage.with_entry(records.LineageEntry.from_json(entry)).write(other.paths.lineage)
     assert "the step of its seal is not known" in fleet.refused("--repair", RUN, "--on", "here")
+
+
+def test_earlier_fence_of_a_restored_owner_is_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The owner's root was restored, and its signed record with it.
+
+    On the old code the repair ended there: an engine started under the earlier ownership, and could save nothing.
+    """
+    with restored_cases.opened(tmp_path):
+        history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
+    owner = history.paths("two")
+    before = records.Fence.read(owner.fence)
+    records.Fence(1, "one").write(owner.fence)
+    with state(history.room / "ben"):
+        refused = cli.main(["--fleet", str(history.file), "--restart", RUN, "--yes"])
+        said = capsys.readouterr()
+        assert refused == 2, said
+        assert f"midstream --repair {RUN} --on two" in said.err, said
+        code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--on", "two", "--yes"])
+    assert code == 0, capsys.readouterr()
+    after = records.Fence.read(owner.fence)
+    assert (after.epoch, after.owner, after.sealed_step) == (before.epoch, before.owner, before.sealed_step)

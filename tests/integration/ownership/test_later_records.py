@@ -135,7 +135,7 @@ def test_two_copies_of_a_state_directory_sign_one_history(tmp_path: Path) -> Non
     assert remembered.chain.head.owner == "three"
 
 
-def test_migration_that_its_copy_has_rolled_back_is_not_completed(tmp_path: Path) -> None:
+def test_migration_that_its_copy_rolled_back_is_not_completed(tmp_path: Path) -> None:
     """A state directory is copied after the target's start; a process of the copy rolls back while the other goes on.
 
     On the old code that one found the run "migrated on" to its own source, and ended as completed.

@@ -102,6 +102,7 @@ SAMPLES: Mapping[str, Any] = {
         "random_states": 1,
         "data_position": "stored", "reshards": True, "advice": ["x"], "problem": "", "incomplete": [["a", "why"]],
         "loader_ranks": 2, "counted_name": 3, "words": ["streaming"], "elsewhere": "/tmp/soon", "unread": "",
+        "model_ranks": 2,
     },
     "trainers.travelling_files.snapshot": {"digest": "ab" * 32, "files": 2, "size": 100},
     "verify.objects.check": "another digest",

@@ -109,11 +109,13 @@ DEEPSPEED = Trainer(
     more='metrics: {source: jsonl, path: "{out}/metrics.jsonl", first_step: 1}\nbatch: {kept_by: trainer}',
 )
 
+SHARDED = replace(DEEPSPEED, command=f"{DEEPSPEED.command} --stage 3")
+
 # ds_to_universal is run where the run starts again, and each number of processes loads what it writes.
 UNIVERSAL = Trainer(
     "deepspeed",
     DEEPSPEED.command,
-    more=f"{DEEPSPEED.more}\ncheckpoints: {{reshards: true}}",
+    more=DEEPSPEED.more,
     resume_command="sh -c '{python} -m deepspeed.checkpoint.ds_to_universal --input_folder {checkpoint} "
     "--output_folder {out}/universal/moved --num_extract_workers 1 --num_merge_workers 1 "
     "--inject_missing_state && exec " + DEEPSPEED.command + " --resume {out}/universal --universal'",

@@ -21,6 +21,7 @@ from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet, LocalHostConfig
 from midstream.install.reporter import Reporter
 from midstream.launch.launch_request import LaunchRequest
+from midstream.listing.labels import Label, Labels
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
@@ -137,6 +138,7 @@ class PreparedActions(Actions):
         self.started: str | MidstreamError = "nano"
         self.calls: list[tuple[Any, ...]] = []
         self.held: set[str] = set()
+        self.stored_labels = Labels()
         self.alerts: list[Alert] | None = None  # what was sent; None: the fleet file names no receiver
         self.cost_report: CostReport | MidstreamError = CostReport(NOW - 30 * 86400, NOW)
         self.left: tuple[AnyLeftover, ...] = LEFTOVERS
@@ -282,6 +284,20 @@ class PreparedActions(Actions):
     def config(self, run: RunView, attempt: int) -> str:
         self.calls.append(("config", attempt))
         return f"trainer: {{id: nano, per_device_parallelism: {16 // attempt}}}\nseed: 1\n"
+
+    @override
+    def labels(self) -> Labels:
+        return self.stored_labels
+
+    @override
+    def edit_label(self, run_id: str, label: Label) -> tuple[Labels, str]:
+        self.stored_labels = self.stored_labels.edited(run_id, label)
+        return self.stored_labels, f"{run_id}: saved; U undoes it"
+
+    @override
+    def undo_label(self) -> tuple[Labels, str]:
+        self.stored_labels, run_id = self.stored_labels.undone()
+        return self.stored_labels, f"{run_id}: as before"
 
     @override
     def read_log(self, run: RunView, process: int, begin: int, end: int) -> LogLines:

@@ -46,7 +46,6 @@ async def test_largest_numbers_of_a_host_are_drawn(size: tuple[int, int]) -> Non
     rows = hostile_rows(time=LARGEST, **{"throughput/duration": LARGEST, "train/loss": LARGEST})
     app = app_over(hostile_fleet(rows))
     async with app.run_test(size=size) as pilot:
-        app._extend_history(replace(app.screen_state, snapshot=Snapshot(0, 0.0)))
         await pilot.press("1")
         await settle(pilot, lambda: "  util " in screen_text(app))
         await pilot.press("2", "enter")

@@ -107,21 +107,6 @@ async def test_fleet_overlays_marked_runs_on_the_opened_one() -> None:
         assert "── nano" in title
 
 
-async def test_fleet_host_activity_is_a_sparkline() -> None:
-    gpu = fleets.host("gpu1", accelerators=1, kind="NVIDIA A100-SXM4-80GB")
-    app = app_over(fleets.snapshot([gpu]))
-    assert isinstance(app.source, PreparedSnapshots)
-    assert gpu.machine is not None
-    async with app.run_test(size=(100, 30)) as pilot:
-        await pilot.press("1")
-        for version, busy in enumerate((0.0, 0.5, 1.0), 2):
-            item = replace(gpu.machine.accelerators[0], utilization=busy)
-            host = replace(gpu, machine=replace(gpu.machine, accelerators=(item,)))
-            app.source.set(fleets.snapshot([host], version=version))
-            await settle(pilot, lambda version=version: app.screen_state.snapshot.version == version)
-        assert "▁▅█ 100% of the accelerators" in screen_text(app)
-
-
 @pytest.mark.parametrize(
     ("snapshot", "words"),
     [

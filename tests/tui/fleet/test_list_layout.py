@@ -141,7 +141,7 @@ async def test_fleet_columns_are_chosen() -> None:
         for word in ("START", "Nov ", "TAGS", "lr, ablation"):
             assert word in text
         assert "PROJECT" not in text
-        await pilot.press("c", "space", "G", "k", "space", "enter")  # without HOST, with PROJECT
+        await pilot.press("c", "space", "G", "k", "k", "space", "enter")  # without HOST, with PROJECT
         await settle(pilot)
         heading = line_with(screen_text(app), "RUN", "STATE")
         assert "HOST" not in heading

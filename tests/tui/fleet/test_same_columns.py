@@ -33,7 +33,7 @@ def test_columns_have_one_name_and_one_format(kind: str, monkeypatch: pytest.Mon
     by_key = {listing.key(item): item for item in items}
     place = heading.index({"hosts": "HOST", "runs": "RUN", "migrations": "ID"}[kind])
     for line in lines:
-        cells = listing.row(by_key[line[place]], state, UNICODE).cells
+        cells = listing.row(by_key[line[place]], listing.columns, state, UNICODE).cells
         shown = {title: cell[0] if isinstance(cell, tuple) else cell for title, cell in zip(titles, cells, strict=True)}
         for title, cell in zip(heading, line, strict=True):
             if title not in ALONE | DECORATED:

@@ -18,6 +18,10 @@ from support.tui import fleets, prepared_migrations
         ({"TERM": "xterm-256color", "TERM_PROGRAM": "iTerm.app"}, "\a\x1b]9;nano: certified\a"),
         ({"TERM": "foot"}, "\a\x1b]777;notify;midstream;nano: certified\a"),
         ({"TERM": "xterm-256color", "VTE_VERSION": "7600"}, "\a\x1b]777;notify;midstream;nano: certified\a"),
+        (
+            {"TERM": "xterm-kitty"},
+            "\a\x1b]99;i=midstream:d=0;midstream\x1b\\\x1b]99;i=midstream:d=1:p=body;nano: certified\x1b\\",
+        ),
         ({"TERM": "linux"}, "\a"),
         ({}, "\a"),
         ({"TERM": "foot", "MIDSTREAM_NOTIFY": "osc9"}, "\a\x1b]9;nano: certified\a"),

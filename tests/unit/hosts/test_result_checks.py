@@ -12,6 +12,7 @@ from midstream.hosts.rpc.probe_lines import PROBE
 from midstream.hosts.rpc.report_types import (
     BUILD,
     COPY,
+    DIVIDE,
     EXAMINE,
     FOLLOW,
     LISTEN,
@@ -46,7 +47,7 @@ def test_every_declared_function_has_a_checkable_result() -> None:
         annotation = result_type(function)
         json_shapes.checker(annotation)
         builder_of(annotation)
-    reporting = (BUILD, EXAMINE, FOLLOW, LISTEN, VERIFY)
+    reporting = (BUILD, DIVIDE, EXAMINE, FOLLOW, LISTEN, VERIFY)
     for kind in (kind for events in (*(each.events for each in reporting), COPY) for kind in events.values()):
         json_shapes.checker(kind)
         assert builder_of(kind) is not None

@@ -130,6 +130,14 @@ def test_checkpoint_of_deepspeed_inside_another_trainer_stays() -> None:
     assert not [each for each in stored_checks(run_of("script"), found, 2, 4) if each.state == FAIL]
 
 
+def test_model_that_is_divided_needs_a_multiple_of_its_ranks() -> None:
+    run, stored = run_of("deepspeed"), dataclasses.replace(FOUND, model_ranks=4)
+    (refused,) = (each for each in stored_checks(run, stored, 8, 6) if each.state == FAIL)
+    assert refused.hint == "counts that work: multiples of 4"
+    divided = checks(run, stored, 8, 4)["processes"]
+    assert (divided.state, "the checkpoint is divided over them" in divided.detail) == (WARN, True)
+
+
 def test_automatic_names_that_begin_again_are_named() -> None:
     run, found = run_of("accelerate"), dataclasses.replace(FOUND, counted_name=7)
     named = checks(run, found)["names"]

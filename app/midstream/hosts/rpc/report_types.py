@@ -11,6 +11,7 @@ from midstream.hosts.rpc.reporting_program import Events, ReportingProgram
 from midstream_core.json_shapes import Form
 from midstream_host.copy import growing_checkpoint
 from midstream_host.machine import compilation, conda_environments, environments, network
+from midstream_host.reshard import program
 from midstream_host.shapes import FileName, Measured, Signed, Text
 from midstream_host.verify import array_check, tree
 
@@ -138,6 +139,38 @@ Examining = ArrayContent | CheckedObject | ExaminedTree | Problem
 EXAMINE = ReportingProgram(
     array_check.examine, {"array": ArrayContent, "checked": CheckedObject, "verified": ExaminedTree, "problem": Problem}
 )
+
+
+# ------------------------------------------------------------------------------------------------ reshard.program
+
+
+@dataclass(frozen=True)
+class WrittenBytes:
+    """Bytes of a checkpoint that are written, of all."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A checkpoint was divided over other processes.
+
+    ``ranks``: data-parallel ones, and ``ranks_before`` those that saved it. ``digests``: SHA-256 of each kind of
+    number, equal before and after. ``continued``: files that an ended conversion had written.
+    """
+
+    ranks_before: int
+    ranks: int
+    files: int
+    bytes: int
+    digests: list[tuple[Text, Text]]
+    continued: int
+    step: int | None = None
+
+
+Dividing = WrittenBytes | Divided | Problem
+DIVIDE = ReportingProgram(program.divide, {"progress": WrittenBytes, "done": Divided, "problem": Problem})
 
 
 # --------------------------------------------------------------------------------- environments.build, network.listen

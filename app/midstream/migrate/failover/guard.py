@@ -123,7 +123,8 @@ class Guard:
                 self._notify(notify.FINISHED, verdict.reason)
                 return Exit.DONE
             if verdict.kind == FAILED and duration >= EVIDENCE_DURATION:
-                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that")
+                restart = f"midstream --restart {self.run_id} starts it there again"
+                self._notify(notify.NEEDS_YOU, f"{verdict.reason}; a migration would not fix that; {restart}")
                 return Exit.FAILED
             if run is not None and run.damaged and duration >= EVIDENCE_DURATION:
                 self._report_once(
@@ -229,7 +230,7 @@ class Guard:
             if verdict.kind == TERMINATING and self._is_preempted(run.host):
                 return  # during the migration: judge the run again
             if detail.get("ok"):  # its user has rolled it back: another migration would undo that
-                hint = f"midstream --guard {self.run_id} guards it again"
+                hint = f"midstream --guard {self.run_id} --to {','.join(self.targets)} guards it again"
                 break
             if any(view.facts.sealed or view.facts.relaunching or view.damage for view in self._open_migrations()):
                 # Its target may train the run: another migration would lose those steps.

@@ -95,7 +95,7 @@ class Cutover:
         if report.root_digest != expected:
             raise MidstreamError(
                 f"{where} has another root digest ({report.root_digest}) than the source's last state",
-                "the copy is not used; midstream --verify shows which objects differ",
+                f"the copy is not used; midstream --verify {where} shows which objects differ",
             )
         migration.journal.record(Facts(verify_seconds=time.monotonic() - began))
         migration.note(f"{count(report.objects, 'object')} verified in {where}, root digest {expected[:12]}")

@@ -1,4 +1,4 @@
-"""Policy of a migration: its warnings, and what the user has to agree to before it begins."""
+"""Policy of a migration: its warnings, and what the user has to agree to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape of a migrated run: its batch divided over the target's devices, and what changes of it."""
+"""Shape of a migrated run: its batch on the target's devices, and its changes."""
 
 from __future__ import annotations
 

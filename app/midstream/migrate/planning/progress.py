@@ -22,7 +22,9 @@ class Pace:
     first_step: float = 0.0  # of the newest attempt, with the compilation
 
     def compile_seconds(self, compiled: float = 0.0) -> float | None:
-        """Return the seconds that the newest attempt took to compile; None where nothing shows them.
+        """Return the seconds that the newest attempt took to compile.
+
+        None where nothing shows them.
 
         ``compiled``: seconds that its status reports, 0: none; few if the programs were in the cache of that host.
         Without them, the first step is longer by the compilation.

@@ -92,7 +92,7 @@ def _check_signed_owner(fleet: Fleet, snapshot: Snapshot, judgement: Judgement, 
         return
     run_id = judgement.run_id
     belongs = f"run {run_id} belongs to {head.owner} by a signed record (ownership {head.epoch})"
-    lost = _if_lost(fleet, head.owner)
+    lost = _if_lost(fleet, run_id, head.owner)
     unreachable = [host for host in snapshot.hosts if host.name in judgement.owner_hosts and host.link != "live"]
     if unreachable:
         raise HostError(
@@ -112,11 +112,12 @@ def _check_signed_owner(fleet: Fleet, snapshot: Snapshot, judgement: Judgement, 
         raise UsageError(f"{belongs}, and no host shows its copy; {'; '.join(claims)}", lost)
 
 
-def _if_lost(fleet: Fleet, owner: str) -> str:
-    """Return the hint for an owner whose machine is lost."""
+def _if_lost(fleet: Fleet, run_id: str, owner: str) -> str:
+    """Return the hint for an owner whose machine is lost, with the command."""
     store = fleet.store_of_target(owner) if owner in fleet.target_names else ""
     source = f"its checkpoints in {store}" if store else "another copy"
-    return f"if {owner} is certainly lost, --source-lost continues from {source}"
+    command = f"midstream --migrate {run_id} --to TARGET --source-lost"
+    return f"if {owner} is certainly lost, {command} continues from {source}"
 
 
 def _owned(fleet: Fleet, copies: Sequence[RunView]) -> RunView:
@@ -135,7 +136,7 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
     owner_hosts = fleet.hosts_of(owner) if owner in fleet.target_names else ()
     if not owner or run.host in owner_hosts:
         return
-    lost = _if_lost(fleet, owner)
+    lost = _if_lost(fleet, run.run_id, owner)
     belongs = f"run {run.run_id} on {run.host} was handed to {owner} (ownership {run.epoch})"
     if owner in fleet.unavailable:
         raise UsageError(f"{belongs}: {fleet.unavailable[owner].message}", lost)
@@ -155,6 +156,6 @@ def _check_owner(fleet: Fleet, snapshot: Snapshot, run: RunView) -> None:
         )
     raise UsageError(
         f"{belongs}, which has no copy",
-        f"check root: of {owner} in the fleet file; midstream --continue, on the machine that started it, finishes "
-        f"an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
+        f"check root: of {owner} in the fleet file; midstream --continue MIGRATION, on the machine that started it, "
+        f"finishes an open migration; if that machine's state directory is lost, or {lost.removeprefix('if ')}",
     )

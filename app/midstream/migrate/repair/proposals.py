@@ -69,7 +69,9 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
         and host_evidence.attempts
     ):
         damaged.setdefault("ownership.json", "it is missing, and the run has signed records")
-    fence = host_evidence.fence
+    fence, behind = host_evidence.fence, _behind(gathered, host, host_evidence)
+    if behind:
+        damaged.setdefault("fence.json", behind)
     proposals: list[RepairProposal] = []
     names = sorted(
         damaged, key=lambda name: (_REPAIR_ORDER.index(name) if name in _REPAIR_ORDER else len(_REPAIR_ORDER), name)
@@ -89,6 +91,14 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
             host_evidence = dataclasses.replace(host_evidence, lineage=records.Lineage.from_json(dict(value)))
             gathered = dataclasses.replace(gathered, hosts={**gathered.hosts, host: host_evidence})
     return proposals
+
+
+def _behind(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> str:
+    """Return in words that the owner's fence is an earlier copy; empty if not."""
+    head, fence = gathered.judgement.head, host_evidence.fence
+    if head is None or fence is None or host not in gathered.judgement.owner_hosts or not 0 < fence.epoch < head.epoch:
+        return ""
+    return f"it is an earlier copy (ownership {fence.epoch}), and a signed record says {head.owner} ({head.epoch})"
 
 
 def _repair(gathered: FleetEvidence, host: str, name: str, fence: records.Fence | None) -> Determined:

@@ -15,7 +15,7 @@ from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 
 CHECK_INTERVAL = 2.0  # seconds between two calls of a check
-DAMAGE_TIMEOUT = 60.0  # seconds in contact; an engine that runs replaces a status that a power cut has torn
+DAMAGE_TIMEOUT = 60.0  # seconds in contact; an engine that runs replaces a status that a power cut has damaged
 
 
 def run_on(migration: Migration, snapshot: Snapshot, host: str) -> RunView | None:

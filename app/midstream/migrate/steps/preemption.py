@@ -64,7 +64,9 @@ def preempted(fleet: Fleet, target: Target) -> str:
 class ProviderQuery:
     """Query of the provider of an unreachable target, at most once per interval."""
 
-    def __init__(self, fleet: Fleet, target: Target, hint: str = "midstream --migrate requests it again") -> None:
+    def __init__(
+        self, fleet: Fleet, target: Target, hint: str = "midstream --migrate RUN --to TARGET requests it again"
+    ) -> None:
         self._fleet, self._target, self._hint = fleet, target, hint
         self._due = 0.0
 

@@ -67,7 +67,8 @@ class Agreement:
     def _compare(self, step: int, source_rows: LoggedRow, replica_rows: LoggedRow) -> None:
         if source_rows["batch_digest"] != replica_rows["batch_digest"]:
             raise MidstreamError(
-                f"batch {step} of the replica is not the source's", "the data differs: midstream --verify on both hosts"
+                f"batch {step} of the replica is not the source's",
+                "the data differs: compare the files that data: names on both hosts",
             )
         losses = source_rows["train/loss"], replica_rows["train/loss"]
         difference = 0.0 if records.both_nan(*losses) else records.relative_difference(*losses)

@@ -27,7 +27,7 @@ def refuse_moved_on(migration: Migration) -> None:
 
 
 def join_rollback(migration: Migration) -> None:
-    """Raise RollbackRequested if another process has rolled this migration back, or is about to.
+    """Raise RollbackRequested if another process rolls this migration back.
 
     A copy of this migration's files can have that process: its journal has the request, and this one lacks it.
     """

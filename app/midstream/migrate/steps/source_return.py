@@ -146,8 +146,12 @@ def _is_own(migration: Migration, checkpoint: ListedCheckpoint) -> bool:
 
 
 def put_fence(migration: Migration, group: HostGroup, back: records.Fence) -> None:
-    chain = chain_back(migration, back)
-    group.put_fence(back, migration.plan.migration, chain)
+    """Write the fence of a rollback on a group's hosts.
+
+    The source refuses it where the target is open and another process has got the permission to start that.
+    """
+    chain, closed = chain_back(migration, back), group is migration.target_group or migration.target_closed
+    group.put_fence(back, migration.plan.migration, chain, None if closed else migration.process)
     if chain is not None:
         memory.remember(chain)  # after a host has stored it, as in `hand_over`
     migration.log_command(

@@ -28,6 +28,7 @@ def close_target(migration: Migration, back: records.Fence) -> None:
         provider_report = preempted(migration.fleet, migration.target_group.target)
         if provider_report:
             migration.note(f"{error.message}; {provider_report}: nothing runs there, and the source continues")
+            migration.target_closed = True
             return
         if started:
             raise
@@ -74,3 +75,4 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
             migration.note(f"{error}; killing it")
             migration.target_group.kill(number)
     put_fence(migration, migration.target_group, back)
+    migration.target_closed = True

@@ -48,7 +48,7 @@ def _create(app: BaseApp, missing: CreatableTarget, request: Request | None) -> 
                 sys.stdin.readline()
     except SuspendNotSupported:
         app.notify(
-            f"this terminal cannot be suspended: use midstream --launch ... --on {missing.target} --yes",
+            f"this terminal cannot be suspended: use midstream --launch CONFIG --on {missing.target} --yes",
             severity="warning",
         )
     if created:

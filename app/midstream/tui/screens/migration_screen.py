@@ -26,7 +26,6 @@ from midstream.tui.screens import migration_text as words
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
-from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.state.series import Series
@@ -204,7 +203,8 @@ class MigrationScreen(MidstreamScreen):
     def action_open_run(self) -> None:
         view = self.migration_view
         if view is not None:
-            self.app.switch_screen(RunScreen(view.plan.run_id))
+            self.app.pop_screen()
+            self.midstream.open_run(view.plan.run_id)
 
     def action_copy(self) -> None:
         """Copy this migration's command line, or one that is chosen from its command log."""

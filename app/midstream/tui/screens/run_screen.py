@@ -11,10 +11,11 @@ from textual.widgets import Static
 from midstream import format
 from midstream.charts.chart import Line
 from midstream.charts.run_lines import lines_of
-from midstream.listing import run_facts
+from midstream.listing import fleet_fields, run_facts
+from midstream.listing.field_type import group_name
 from midstream.listing.run_facts import latest
 from midstream.tui import commands
-from midstream.tui.screens import launch_form, report_and_export, run_text, stop_run
+from midstream.tui.screens import compared_runs, label_form, launch_form, report_and_export, run_text, stop_run
 from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.run_log import RunLogScreen
@@ -70,7 +71,9 @@ class RunScreen(RunLogScreen):
         self._guide = guide
         self._started = started
         self._open_at_failure = at_failure
-        self._others = list(others)
+        self._others = list(others)[: compared_runs.MAX_COMPARED - 1]
+        self._banded = False  # mean and band in place of each run's curve
+        self._bands = compared_runs.Bands()
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
@@ -78,6 +81,7 @@ class RunScreen(RunLogScreen):
         if self._guide:
             yield Static(Text(f" {self._guide}", style=f"bold {palette.ACCENT}", no_wrap=True), id="guide")
         yield from self.curve_widgets()
+        yield Static(id="legend")
         yield LogPane(id=LOGS)
         with Vertical(id=CHECKPOINTS):
             yield Table(CHECKPOINT_COLUMNS, glyphs, id="checkpoint-table")
@@ -95,8 +99,14 @@ class RunScreen(RunLogScreen):
         if self._open_at_failure:
             self.call_after_refresh(self.go_to_failure)
 
+    def restarted(self, started: float | None) -> None:
+        """Show the curves of the run, which was perhaps started again at ``started``."""
+        self._started = started or self._started
+        self.action_view(CURVES)
+
     def crumbs(self) -> tuple[str, ...]:
-        return ("Runs", self.run_id)
+        name = self.midstream.facts.labels.of(self.run_id).name
+        return ("Runs", f"{self.run_id} ({name})" if name else self.run_id)
 
     # ------------------------------------------------------------------------------------------ showing
 
@@ -138,14 +148,12 @@ class RunScreen(RunLogScreen):
     def _show_curves(self, run: RunView) -> None:
         axis = self.main_curve.style_options.axis
         runs = self._drawn_runs()
-        drawn = []
-        for number, run_ in enumerate(runs):
-            series = self._series(run_, self.metric, axis)
-            alone = len(runs) == 1
-            if alone:
-                drawn.append(Drawn(series, hues=attempt_hues(run_)))
-            else:
-                drawn.append(Drawn(series, run_.run_id, palette.series(number)))
+        if len(runs) == 1:
+            drawn = [Drawn(self._series(run, self.metric, axis), hues=attempt_hues(run))]
+        elif self._banded:
+            drawn = self._bands.lines(self._grouped(runs, axis))
+        else:
+            drawn = compared_runs.lines([(run_.run_id, self._series(run_, self.metric, axis)) for run_ in runs])
         positions = (
             series_cache.x_of_step(run.curve, checkpoint.step, axis)
             for checkpoint in run.checkpoints
@@ -159,7 +167,38 @@ class RunScreen(RunLogScreen):
             points=[position for position in positions if position is not None],
             empty="no values while it trains, yet" if self._is_system(self.metric) else self._no_steps(run),
         )
+        self._show_legend()
         self.show_tiles(axis)
+
+    def _grouped(self, runs: Sequence[RunView], axis: str) -> dict[str, list[Series]]:
+        """Return the series of each group of the list; without groups, all together."""
+        field = fleet_fields.RUNS.named(self.midstream.saved_layout.list_of("runs").group)
+        groups: dict[str, list[Series]] = {}
+        for run in runs:
+            name = group_name(field.get(run, self.screen_state)) if field is not None else ""
+            words = f"{field.name} {name or 'none'}" if field is not None else "all runs"
+            groups.setdefault(words, []).append(self._series(run, self.metric, axis))
+        return groups
+
+    def _show_legend(self) -> None:
+        """List the compared runs with their values, where there are several."""
+        curve, widget = self.main_curve, self.query_one("#legend", Static)
+        widget.display = sum(bool(drawn.name) for drawn in curve.drawn) > 1 or self._banded
+        if widget.display:
+            height = max(2, self.size.height // 4)
+            text = compared_runs.legend(curve.drawn, self.metric, curve.cursor, self.glyphs, self.size.width, height)
+            self.update_text("#legend", text)
+
+    def on_curve_view_cursor_moved(self) -> None:
+        self._show_legend()
+
+    def action_band(self) -> None:
+        """Draw mean and band of the compared runs in place of their curves, or these."""
+        if len(self._drawn_runs()) < 2:
+            self.notify("c adds runs to compare with; or mark runs in the list, then enter")
+            return
+        self._banded = not self._banded
+        self.action_view(CURVES)
 
     def _no_steps(self, run: RunView) -> str:
         return run_text.no_steps(run, self.screen_state, self.screen_state.failure(run), self._started)
@@ -211,6 +250,9 @@ class RunScreen(RunLogScreen):
     def chart_name(self) -> str:
         return "+".join(run.run_id for run in self._drawn_runs())[:100]
 
+    def compared(self) -> Sequence[RunView]:
+        return self._drawn_runs()[1:] if self.run_view is not None else ()
+
     def _drawn_runs(self) -> list[RunView]:
         """Return this run and the overlaid ones, as far as a host has them."""
         copies = map(self.screen_state.snapshot.copies, (self.run_id, *self._others))
@@ -222,6 +264,7 @@ class RunScreen(RunLogScreen):
         self._view = view
         for name in (CURVES, LOGS, CHECKPOINTS, INFO):
             self.query_one(f"#{name}").display = name == view
+        self.query_one("#legend").display = False  # `show` displays it below several curves
         focus = {CURVES: "#main-curve", LOGS: f"#{LOGS}", CHECKPOINTS: "#checkpoint-table", INFO: f"#{INFO}"}[view]
         self.query_one(focus).focus()
         self.refresh_state()
@@ -256,7 +299,7 @@ class RunScreen(RunLogScreen):
         def chosen(name: Hashable) -> None:
             if name in self._others:
                 self._others.remove(str(name))
-            elif name is not None:
+            elif name is not None and len(self._others) < compared_runs.MAX_COMPARED - 1:
                 self._others.append(str(name))
             self.action_view(CURVES)
 
@@ -289,6 +332,14 @@ class RunScreen(RunLogScreen):
         run = self.run_view
         if run is not None and not self.refuse_readonly():
             launch_form.offer_start_again(self, run)
+
+    def action_edit(self) -> None:
+        if not self.refuse_readonly():
+            label_form.ask(self, self.run_id)
+
+    def action_undo(self) -> None:
+        if not self.refuse_readonly():
+            label_form.undo(self)
 
     def action_stop(self) -> None:
         run = self.run_view

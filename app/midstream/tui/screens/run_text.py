@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
 from typing import Any
 
 from midstream import format
 from midstream.listing import run_facts
-from midstream.listing.run_facts import hardware, latest, short_kind
+from midstream.listing.run_facts import hardware, latest, seconds_left, short_kind
 from midstream.ownership.judgement import CLAIM, Judgement
 from midstream.tui.screens.failure_text import describe_failure
 from midstream.tui.state.screen_state import ScreenState, attempt_hues
@@ -51,15 +50,6 @@ def metrics_of(run: RunView) -> list[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def seconds_left(run: RunView) -> float | None:
-    """Estimate the seconds to the last step from the latest steps, or None."""
-    if run.status is None or not run.status.num_train_steps or run.state != records.TRAINING:
-        return None
-    tail = [run.curve[index] for index in range(max(0, len(run.curve) - 32), len(run.curve))]
-    durations = [row["throughput/duration"] for row in tail if "throughput/duration" in row]
-    return statistics.median(durations) * (run.status.num_train_steps - run.status.step) if durations else None
 
 
 def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, started: float | None = None) -> Text:
@@ -162,7 +152,7 @@ def no_checkpoints(run: RunView) -> tuple[str, ...]:
         return (f"listing {run.store} ...",)
     if run.store and run.problem:
         return ("checkpoints unknown:", run.problem, "The store is listed again automatically.")
-    return ("no checkpoints yet.", "The run saves automatically; midstream --stop saves and stops it.")
+    return ("no checkpoints yet.", "The run saves automatically; midstream --stop RUN saves and stops it.")
 
 
 class _Page:

@@ -11,6 +11,7 @@ from textual.widgets import Static
 
 from midstream.errors import DamagedError
 from midstream.listing import documents
+from midstream.tui.screens import config_table
 from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.curves_screen import CURVES, CurvesScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
@@ -69,6 +70,10 @@ class RunToolsScreen(CurvesScreen):
                     return Selection(checkpoint.name, "checkpoint", {"run": run.run_id, **asdict(checkpoint)})
         return Selection(run.run_id, "run", documents.run_event(run).fields())
 
+    def compared(self) -> Sequence[RunView]:
+        """Return the runs whose curves are drawn beside this one's."""
+        return ()
+
     def verified_in(self, run: RunView) -> dict[str, str]:
         """Return checkpoint -> state of its verification, of this copy of the run."""
         return {name: state for (place, name), state in self._verified.items() if place == _place(run)}
@@ -107,6 +112,8 @@ class RunToolsScreen(CurvesScreen):
             return
         if self._view == CHECKPOINTS:
             self._diff_checkpoints(run)
+        elif self._view == CURVES and (others := self.compared()):
+            config_table.show(self, [run, *others])
         else:
             self._diff_attempts(run)
 

@@ -132,6 +132,14 @@ class SlicesScreen(ModalScreen[None]):
         self.app.copy_to_clipboard(line)
         self.notify(f"copied: {line}", markup=False)
 
+    def action_leave_to(self, action: str) -> None:
+        """Close the dialog, and run an action of the screen behind it."""
+        self.dismiss()
+        self.app.call_after_refresh(self._run_behind, action)
+
+    async def _run_behind(self, action: str) -> None:
+        await self.app.screen.run_action(action)
+
     def action_document(self) -> None:
         """Show all that is known of the selected slice."""
         path = self.query_one(Table).selected

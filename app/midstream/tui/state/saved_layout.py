@@ -16,7 +16,7 @@ from midstream_core import records
 from midstream_core.json_types import JsonValue
 
 MAX_FLEETS = 20  # fleet files whose lists are remembered
-UNSAVED = ("file", "fleet", "problem", "fleets")
+UNSAVED = ("file", "fleet", "problem", "fleets", "has_theme")
 
 
 @dataclass
@@ -50,6 +50,7 @@ class SavedLayout:
     file: Path | None = None
     fleet: str = ""  # path of the fleet file
     fleets: dict[str, dict[str, ListLayout]] = field(default_factory=dict)  # fleet file -> view -> list
+    has_theme: bool = False  # a theme was saved
     problem: str = ""  # why the file was ignored, or a part of it
 
     @classmethod
@@ -69,6 +70,7 @@ class SavedLayout:
         damaged = [] if isinstance(stored, dict) else ["it is no object"]
         values = stored if isinstance(stored, dict) else {}
         damaged += _fill(layout, values)
+        layout.has_theme = "theme" in values
         remembered = values.get("fleets", {})
         if not isinstance(remembered, dict):
             damaged.append("fleets")

@@ -48,7 +48,7 @@ PALETTES = {
         "#35c49a",
         "#e8b93c",
         "#f2774b",
-        ("#56b4e9", "#e69f00", "#35c49a", "#ce7daa", "#f0e442", "#f2774b"),
+        ("#56b4e9", "#e69f00", "#35c49a", "#ce7daa", "#f0e442", "#f2774b", "#9ee64a", "#a58bff"),
     ),
     # The same hues, darkened, on a light background.
     "paper": Palette(
@@ -62,7 +62,7 @@ PALETTES = {
         "#00714f",
         "#8a5a00",
         "#b23c00",
-        ("#00679e", "#885d00", "#00714f", "#9b3f76", "#6d6400", "#b23c00"),
+        ("#00679e", "#885d00", "#00714f", "#9b3f76", "#6d6400", "#b23c00", "#3a3ad6", "#5a4632"),
         dark=False,
     ),
     # For bright rooms and low vision: black, white and few colours that also differ in lightness.
@@ -77,7 +77,7 @@ PALETTES = {
         "#5fffc0",
         "#ffe14d",
         "#ff9166",
-        ("#7fd4ff", "#ffb000", "#5fffc0", "#ff9fd6", "#ffff66", "#ff9166"),
+        ("#7fd4ff", "#ffb000", "#5fffc0", "#ff9fd6", "#ffff66", "#ff9166", "#c3a6ff", "#b6ff4d"),
     ),
     # Blue and yellow only, for protanopia and deuteranopia, after Wong.
     "blue-yellow": Palette(
@@ -105,10 +105,11 @@ PALETTES = {
         "#5fd75f",
         "#ffd75f",
         "#ff6565",
-        ("#5fafff", "#ffaf5f", "#5fd75f", "#d787ff", "#ffff87", "#ff6565"),
+        ("#5fafff", "#ffaf5f", "#5fd75f", "#d787ff", "#ffff87", "#ff6565", "#5fffff", "#90b070"),
     ),
 }
 DEFAULT = "midstream"
+LIGHT = "paper"  # for a terminal with a light background, until a theme is chosen
 _current = PALETTES[DEFAULT]
 
 
@@ -147,6 +148,14 @@ def themes() -> list[Theme]:
 def series(number: int) -> str:
     """Return the colour of the ``number``-th attempt or run, from 0."""
     return _current.SERIES[number % len(_current.SERIES)]
+
+
+def dash(number: int) -> int:
+    """Return the pattern of the ``number``-th run's line: 0 is solid.
+
+    Runs of one colour differ in it.
+    """
+    return number // len(_current.SERIES)
 
 
 def faded(colour: str, strength: float = 0.45) -> str:

@@ -73,7 +73,7 @@ _ROLES_16 = {
     **{"TEXT": (15, 0), "DIM": (7, 0), "FAINT": (8, 8)},
     **{"ACCENT": (14, 4), "GOOD": (10, 4), "WAIT": (11, 5), "BAD": (9, 1)},
 }
-_SERIES_16 = ((14, 11, 10, 13, 15, 9), (4, 5, 0, 5, 0, 1))
+_SERIES_16 = ((14, 11, 10, 13, 15, 9, 10, 7), (4, 5, 0, 5, 0, 1, 4, 0))
 
 
 def _chosen_16() -> dict[RGB, int]:
@@ -86,7 +86,7 @@ def _chosen_16() -> dict[RGB, int]:
         light = not colours.dark
         for role, numbers in _ROLES_16.items():
             chosen_16.setdefault(rgb(getattr(colours, role)), numbers[light])
-        for colour, number in zip(colours.SERIES, _SERIES_16[light], strict=True):
+        for colour, number in zip(colours.SERIES, _SERIES_16[light], strict=False):
             chosen_16.setdefault(rgb(colour), number)
     return chosen_16
 

@@ -71,7 +71,7 @@ class Views(Static):
 
     def __init__(self, scope: str) -> None:
         super().__init__()
-        self._views = [command for command in commands.of(scope) if command.keys[0].isdecimal()]
+        self._views = [command for command in commands.of(scope) if commands.keys_of(command)[0].isdecimal()]
         self._spans: list[tuple[int, int, str]] = []
         self._now = ""
         self._notes: dict[str, str] = {}
@@ -106,7 +106,10 @@ class Views(Static):
             name = command.action.removeprefix("view('").removesuffix("')")
             chosen = name == self._now
             begin = line.cell_len
-            line.append(f" {command.keys[0]} ", f"{palette.ACCENT} on {palette.RAISED}" if chosen else palette.ACCENT)
+            line.append(
+                f" {commands.keys_of(command)[0]} ",
+                f"{palette.ACCENT} on {palette.RAISED}" if chosen else palette.ACCENT,
+            )
             if chosen or names:
                 line.append(command.name, f"bold {palette.TEXT} on {palette.RAISED}" if chosen else palette.DIM)
             if note := notes.get(name):
@@ -175,11 +178,11 @@ class Hints(Static):
 
 
 def _width(command: commands.Command) -> int:
-    return cell_len(commands.key_name(command.keys[0])) + cell_len(command.name) + 3
+    return cell_len(commands.key_name(commands.keys_of(command)[0])) + cell_len(command.name) + 3
 
 
 def _append(line: Text, command: commands.Command) -> None:
-    line.append(commands.key_name(command.keys[0]), f"bold {palette.ACCENT}")
+    line.append(commands.key_name(commands.keys_of(command)[0]), f"bold {palette.ACCENT}")
     line.append(f" {command.name}  ", palette.DIM)
 
 

@@ -48,6 +48,9 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
             super().__init__()
             self.metric = metric
 
+    class CursorMoved(Message):
+        """The crosshair was placed, moved or removed."""
+
     class Exported(Message):
         """The user pressed the key that exports the curves."""
 
@@ -61,6 +64,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
         self._base = Style()
         self._painted: tuple[Any, ...] = ()
         self._dragged: int | None = None
+        self._reported: float | None = None  # cursor of the last `CursorMoved`
         self._shown: tuple[Any, ...] = ()
 
     # ------------------------------------------------------------------------------------------ content
@@ -107,7 +111,10 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
         shown = (
             metric,
             empty,
-            tuple((id(curve.series), len(curve.series), curve.name, curve.colour, curve.smooth) for curve in drawn),
+            tuple(
+                (id(curve.series), len(curve.series), curve.name, curve.colour, curve.smooth, curve.dash)
+                for curve in drawn
+            ),
             dict(names or {}),
             tuple(points),
         )
@@ -153,6 +160,9 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
     def _redraw(self) -> None:
         self._painted = ()
         self.refresh()
+        if self.cursor != self._reported:
+            self._reported = self.cursor
+            self.post_message(self.CursorMoved())
 
     def _redraw_changes(self) -> None:
         """Paint now, and refresh the lines that differ.

@@ -14,6 +14,8 @@ from midstream.tui.state.series import Series
 from midstream.tui.style import palette
 from midstream.tui.widgets.canvas import Canvas
 
+DASHES = ((8, 5), (3, 3), (14, 4))  # dots drawn and left out, of the patterns 1, 2, 3
+MAX_TICKS = 6  # of a short y axis, to get two numbers on it
 ROBUST_SHARE = 0.995  # share of the values within the y axis; higher ones are drawn at its edge
 MIN_ROBUST_VALUES = 400  # with fewer values none counts as an outlier
 
@@ -23,7 +25,7 @@ class Drawn:
     """One series and its colours: by attempt if ``colour`` is empty.
 
     ``smooth`` also draws the average. ``hues`` maps an attempt to the number of its colour; by default that is its
-    index in the series.
+    index in the series. ``dash`` is the pattern of the line, 0 for a solid one.
     """
 
     series: Series
@@ -31,6 +33,7 @@ class Drawn:
     colour: str = ""
     smooth: bool = True
     hues: Mapping[int, int] = field(default_factory=dict)
+    dash: int = 0
 
     def shade(self, number: int) -> str:
         """Return the colour of the series' ``number``-th attempt."""
@@ -60,6 +63,9 @@ class Scale:
         """Return (value, label) of about ``count`` ticks, ascending."""
         if not self.log:
             marks = axes.ticks(self.low, self.high, count)
+            while len(marks) < 2 and count < MAX_TICKS:  # one number alone shows no scale
+                count += 1
+                marks = axes.ticks(self.low, self.high, count)
             gap = marks[1] - marks[0] if len(marks) > 1 else self.high - self.low
             return [(value, axes.label(value, gap)) for value in marks]
         return [(value, f"{value:.3g}") for value in axes.log_ticks(10**self.low, 10**self.high, count)]
@@ -155,6 +161,7 @@ def draw(
     before: tuple[int, int, int] | None = None  # the last drawn column, its top dot and its bottom dot
     averaged: tuple[int, int] | None = None  # the last column of the average, and its dot
     decay = math.exp(-1 / (max(smoothing, 1e-6) * 2 * envelope.width))
+    pattern = DASHES[(drawn.dash - 1) % len(DASHES)]
     total = weight = 0.0
     behind = 0
     for column, (start, stop) in enumerate(series.columns(*span, 2 * envelope.width, log_x)):
@@ -167,7 +174,8 @@ def draw(
         colour = colour_of(stop - 1)
         raw = faded(colour) if smooth else colour
         top, bottom = to_dot(summary.high), to_dot(summary.low)
-        if before is not None:
+        shown = not drawn.dash or column % sum(pattern) < pattern[0]
+        if before is not None and shown:
             at, above, under = before
             if column - at > 1:
                 envelope.line(at, (above + under) // 2, column, (top + bottom) // 2, raw)
@@ -175,15 +183,16 @@ def draw(
                 envelope.column(column, under + 1, top, raw)
             elif bottom < above:
                 envelope.column(column, bottom, above - 1, raw)
-        envelope.column(column, top, bottom, raw)
+        if shown:
+            envelope.column(column, top, bottom, raw)
         before = (column, top, bottom)
         if smooth:
             fade = decay ** (column - behind)
             total, weight, behind = total * fade + summary.mean, weight * fade + 1.0, column
             y = to_dot(total / weight)
-            if averaged is not None:
+            if averaged is not None and shown:
                 line.line(averaged[0], averaged[1], column, y, colour)
-            else:
+            elif shown:
                 line.column(column, y, y, colour)
             averaged = (column, y)
     return total / weight if weight else None

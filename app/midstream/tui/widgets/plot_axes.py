@@ -167,8 +167,14 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
             (names.get(attempt, f"attempt {attempt}"), picture.shown[0].shade(number))
             for number, (_, attempt) in enumerate(picture.shown[0].series.attempts)
         ]
+    elif len(picture.shown) > 2:
+        legend = []  # a list below the curve has the names
     else:
-        legend = [(_named(drawn, picture.metric, at), drawn.colour or palette.series(0)) for drawn in picture.shown]
+        legend = [
+            (_named(drawn, picture.metric, at), drawn.colour or palette.series(0))
+            for drawn in picture.shown
+            if drawn.name
+        ]
     used = sum(len(segment.text) for segment in segments)
     tail: Line = []
     for name, colour in reversed(legend):  # the newest first: older ones are omitted without room

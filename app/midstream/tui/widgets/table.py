@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -15,6 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from midstream.listing.column import Column
 from midstream.printable import printable
 from midstream.tui import commands
 from midstream.tui.style import palette
@@ -26,30 +27,9 @@ MIN_TEXT_WIDTH = 14  # cells
 MIN_REST_WIDTH = 20  # cells
 NARROWEST_REST = 8  # cells, where nothing else can be omitted
 EMPTY_INDENT = 3
-
-
-@dataclass(frozen=True)
-class Column:
-    """Column of a table.
-
-    ``widest`` cuts long cells; ``rest`` marks the last column, which gets the remaining width.
-
-    ``optional`` omits the column while all its cells are empty, ``extra`` until it was chosen. ``field`` names what the
-    column is sorted by.
-
-    In a narrow table the columns with the highest ``drop`` are omitted first, then the last ones. The cells of a column
-    that is ``entire`` are never cut.
-    """
-
-    title: str
-    right: bool = False
-    drop: int = 0
-    widest: int = 40
-    rest: bool = False
-    optional: bool = False
-    entire: bool = False
-    extra: bool = False
-    field: str = ""
+READABLE_REST = 60  # cells, in which a reason can be read
+# Columns of this `drop` and above are dropped before a name is cut; pictures also before the last column is.
+SECONDARY, PICTURES = 4, 7
 
 
 @dataclass(frozen=True)
@@ -249,42 +229,50 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     def _widths(self, room: int) -> dict[int, int]:
         """Return column index -> width.
 
-        Long columns shrink first, then columns are dropped.
+        Secondary columns are dropped before a name is cut, others only after long columns have shrunk.
         """
         self._measure()
-        natural = {
-            index: min(column.widest, max(self._widest.get(index, 0), cell_len(self._title(index))))
+        longest = {
+            index: max(self._widest.get(index, 0), cell_len(self._title(index)))
             for index, column in enumerate(self._columns)
             if not column.optional or self._widest.get(index)
         }
-        least = {
-            index: min(
-                width,
-                MIN_REST_WIDTH
-                if self._columns[index].rest and not self._columns[index].optional
-                else MIN_TEXT_WIDTH
-                if not (self._columns[index].right or self._columns[index].entire)
-                else width,
-            )
-            for index, width in natural.items()
-        }
-
-        def total(widths: dict[int, int]) -> int:
-            return sum(widths.values()) + MARGIN * (len(widths) - 1)
-
-        for index in sorted(least, key=lambda index: -self._columns[index].drop):
-            if total(least) <= room or not self._columns[index].drop:
-                break
-            del least[index]
+        natural = {index: min(self._columns[index].widest, width) for index, width in longest.items()}
+        least = dict(natural)
+        for drop, kept in (
+            (PICTURES, lambda column: column.name or column.rest),
+            (SECONDARY, lambda column: column.name),
+        ):
+            for index in least:
+                column = self._columns[index]
+                width = min(natural[index], READABLE_REST) if column.rest else natural[index]
+                least[index] = width if kept(column) else self._least(column, width)
+            self._drop(least, room, drop)
+        least = {index: self._least(self._columns[index], natural[index]) for index in least}
+        self._drop(least, room, 1)
         for index in least:
-            if self._columns[index].rest and total(least) > room:
-                least[index] = max(min(least[index], NARROWEST_REST), least[index] - (total(least) - room))
-        while total(least) > room and len(least) > 1:
+            if self._columns[index].rest and _total(least) > room:
+                least[index] = max(min(least[index], NARROWEST_REST), least[index] - (_total(least) - room))
+        while _total(least) > room and len(least) > 1:
             del least[max(least)]
         widths = dict(least)
-        for index in widths:  # the remaining width goes to the columns in order
-            widths[index] += max(0, min(natural[index] - widths[index], room - total(widths)))
+        for wider in (natural, {index: longest[index] for index in widths if self._columns[index].name}):
+            for index in widths.keys() & wider.keys():  # the remaining width goes to the columns in order
+                widths[index] += max(0, min(wider[index] - widths[index], room - _total(widths)))
         return widths
+
+    def _least(self, column: Column, width: int) -> int:
+        """Return the width to which a column of ``width`` may shrink."""
+        if column.rest and not column.optional:
+            return min(width, MIN_REST_WIDTH)
+        return width if column.right or column.entire else min(width, MIN_TEXT_WIDTH)
+
+    def _drop(self, widths: dict[int, int], room: int, drop: int) -> None:
+        """Drop columns of at least this ``drop``, the highest first, until the others fit."""
+        for index in sorted(widths, key=lambda index: -self._columns[index].drop):
+            if _total(widths) <= room or self._columns[index].drop < drop:
+                break
+            del widths[index]
 
     def _measure(self) -> None:
         """Measure the visible rows, or all rows of a short table.
@@ -350,7 +338,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             text, colour = (cell, "") if isinstance(cell, str) else cell
             text = printable(text)
             if cell_len(text) > room:
-                text = set_cell_size(text, room - len(self.glyphs.ellipsis)) + self.glyphs.ellipsis
+                text = shortened(text, room, self.glyphs.ellipsis, in_middle=self._columns[index].name)
             padding = " " * (room - cell_len(text))
             text = padding + text if self._columns[index].right else text + padding
             segments += [Segment(text, style + Style(color=colour) if colour else style), Segment(" " * MARGIN, style)]
@@ -375,3 +363,19 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         text = self._empty[y - 1]
         colour = palette.ACCENT if text.startswith("  ") else palette.DIM
         return Strip([Segment(" " * EMPTY_INDENT + text, base + Style(color=colour))]).adjust_cell_length(width, base)
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + MARGIN * (len(widths) - 1)
+
+
+def shortened(text: str, room: int, ellipsis: str, *, in_middle: bool = False) -> str:
+    """Cut a text to ``room`` cells, at its end or in its middle."""
+    kept = max(0, room - cell_len(ellipsis))
+    end = kept // 2 if in_middle else 0
+    tail = ""
+    for sign in reversed(text):
+        if cell_len(sign + tail) > end:
+            break
+        tail = sign + tail
+    return set_cell_size(text, kept - cell_len(tail)) + ellipsis + tail

@@ -47,7 +47,8 @@ class SavedState:
 
     ``random_states``: number of ranks whose random state is in it. ``data_position``: ``stored`` (the loader's own
     state), ``recomputed`` (the trainer skips the batches of the steps that are done), ``none`` (the data restart).
-    ``reshards``: whether its trainer loads it on another number of ranks. ``loader_ranks``: number of data-parallel
+    ``reshards``: whether it is loaded on another number of ranks. ``model_ranks``: ranks of tensor and pipeline
+    parallelism, of which that number has to be a multiple. ``loader_ranks``: number of data-parallel
     ranks that have a loader's state in it, where the loader refuses another number; else None. ``counted_name``: its
     number among the checkpoints, where its writer numbers them by itself; else None. ``advice``: what the user can
     switch on, one line each. ``final``: the run was complete with it.
@@ -59,6 +60,7 @@ class SavedState:
     random_states: int = 0
     data_position: Literal["stored", "recomputed", "none"] = "none"
     reshards: bool = False
+    model_ranks: int = 1
     loader_ranks: Optional[int] = None
     counted_name: Optional[int] = None
     advice: List[str] = dataclasses.field(default_factory=lambda: cast("List[str]", []))

@@ -23,6 +23,8 @@ _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")  # of stage 3
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_?optim_states\.pt")
 _LAYER = re.compile(r"layer_(\d{1,6})-model_(\d{1,6})-model_states\.pt")
+_ANY_MODEL = re.compile(r"(?:zero_pp_rank_0_)?mp_rank_(\d{1,6})_model_states\.pt")
+_EXPERTS = re.compile(r"(?:layer_\d+_)?expert_|expp_rank_")  # divided over processes in another way
 _MAX_RANKS = 1 << 20
 
 
@@ -104,16 +106,18 @@ def saved_state(tree: CheckpointTree) -> SavedState:
     )
     sampler = isinstance(state.get("data_sampler"), dict)
     random = sum(1 for name in state if isinstance(name, str) and "rng_state" in name)
-    advice = ["another number of data-parallel ranks needs ds_to_universal first"]
+    advice: List[str] = []
     if not sampler:
         advice.append("no position in the data is stored: the script has to find it by the step")
+    experts = any(_EXPERTS.match(name) for name in tree.sizes)
     return SavedState(
         model=True,
         optimizer=True,
         scheduler=isinstance(state.get("lr_scheduler"), dict),
         random_states=1 if random else 0,
         data_position="stored" if sampler else "none",
-        reshards=False,
+        reshards=not experts,
+        model_ranks=max(1, len({match.group(1) for match in map(_ANY_MODEL.fullmatch, tree.sizes) if match})),
         advice=advice,
     )
 
@@ -198,5 +202,4 @@ RULE = CheckpointRule(
     check,
     saved_state,
     newest_file=LATEST,
-    more_processes="with ds_to_universal in resume: any",
 )

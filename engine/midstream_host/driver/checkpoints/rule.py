@@ -57,7 +57,6 @@ class CheckpointRule(NamedTuple):
         states_processes: The files show whether another number of processes can load them.
         one_process: Its trainers have one process on each node, as programs in jax.
         name_hint: What makes the step known.
-        more_processes: What lets another number of processes load it; empty: nothing.
         shows_end: Returns whether a complete checkpoint shows that nothing more is written.
         other_place: Returns where a command, its working directory and its environment let it write too.
         epoch: Returns the epoch of the checkpoint in a directory; None where it has none.
@@ -73,7 +72,6 @@ class CheckpointRule(NamedTuple):
     states_processes: bool = True
     one_process: bool = False
     name_hint: str = NAME_HINT
-    more_processes: str = ""
     shows_end: Callable[[Checkpoint], bool] = _always
     other_place: Optional[Callable[[Sequence[str], str, Mapping[str, str]], OtherPlace]] = None
     epoch: Optional[Callable[[str], Optional[RecordedEpoch]]] = None

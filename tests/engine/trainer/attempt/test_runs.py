@@ -244,6 +244,7 @@ sys.exit(train.main())
 """
 
 
+@pytest.mark.drawn
 def test_run_of_an_earlier_tokenizer_goes_on_with_its_tokens(root: Path, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: make setup")
     letters = {letter: number for number, letter in enumerate("abcdefgh")}

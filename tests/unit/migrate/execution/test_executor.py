@@ -88,7 +88,7 @@ def test_failure_before_the_certificate_is_rolled_back(migration: Migration, mon
     assert (view.state, view.error) == (migration_state.ROLLED_BACK, "the disk is full (make room)")
 
 
-def test_failure_beside_a_copy_that_has_started_the_target_is_not_rolled_back(
+def test_failure_beside_a_copy_that_trains_rolls_nothing_back(
     migration: Migration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process of a copied state directory has started the target; this one slept, and fails at what the other did.

@@ -312,6 +312,14 @@ def on_cluster(state: str = records.TRAINING, running: bool = True, step: int = 
     )
 
 
+def test_guard_of_a_failed_engine_prints_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = on_cluster(records.FAILED, running=False)
+    watching, events = cluster_guard(tmp_path, monkeypatch, [failed], ["cluster", "b"])
+    monkeypatch.setattr(watching.evidence, "notice", lambda _: "")
+    assert watching.run() == Exit.FAILED
+    assert "midstream --restart r starts it there again" in events[-1]["message"], events
+
+
 def test_guard_leaves_stopped_run_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = on_cluster(records.STOPPED, running=False)
     watching, events = cluster_guard(tmp_path, monkeypatch, [on_cluster(), stopped], ["cluster", "b"])
@@ -389,7 +397,7 @@ def test_guard_does_not_undo_the_rollback_of_its_user(tmp_path: Path, monkeypatc
     monkeypatch.setattr(guard.migration_process, "follow", lambda _: iter([result]))
     with pytest.raises(MidstreamError, match="other: rolled back as requested") as found:
         watching.run()
-    assert found.value.hint == "midstream --guard r guards it again"
+    assert found.value.hint == "midstream --guard r --to other,b guards it again"
     assert [event["kind"] for event in events] == ["lost", "migrating", "needs you"], events
 
 

@@ -25,6 +25,9 @@ def refusal(*hosts: str, epoch: int) -> str:
     return str(caught.value)
 
 
+IF_LOST = "large is certainly lost, midstream --migrate r --to TARGET --source-lost"
+
+
 def test_renamed_host_gets_its_name_again() -> None:
     assert refusal("big", "b", epoch=2) == (
         "run r has trained on big as large (ownership 2), which the fleet file does not name "
@@ -33,10 +36,10 @@ def test_renamed_host_gets_its_name_again() -> None:
 
 
 def test_copy_of_a_missing_owner_is_refused() -> None:
-    assert "add it there; if large is certainly lost, --source-lost" in refusal("small", "b", epoch=1)
+    assert f"add it there; if {IF_LOST}" in refusal("small", "b", epoch=1)
 
 
 def test_owner_without_a_copy_may_have_another_root() -> None:
     said = refusal("small", "large", epoch=1)
     assert "was handed to large (ownership 2), which has no copy (check root: of large in the fleet file" in said
-    assert "if that machine's state directory is lost, or large is certainly lost, --source-lost" in said
+    assert f"if that machine's state directory is lost, or {IF_LOST}" in said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -20,9 +20,25 @@ class ChooseScreen(ModalScreen[Hashable]):
     BINDINGS: ClassVar = [("escape,q", "dismiss(None)", "Cancel"), ("enter", "choose", "Choose")]
 
     def __init__(
-        self, title: str, columns: Sequence[Column], rows: Sequence[Row], *, selected: Hashable = None
+        self,
+        title: str,
+        columns: Sequence[Column],
+        rows: Sequence[Row],
+        *,
+        selected: Hashable = None,
+        preview: Callable[[Hashable], object] | None = None,
     ) -> None:
+        """Create the dialog.
+
+        Args:
+            title: Its heading.
+            columns: Columns of its table.
+            rows: The rows.
+            selected: Key of the row that is selected first.
+            preview: Called with the key of each row that the user selects.
+        """
         super().__init__()
+        self._preview = preview
         self._heading = title
         self._columns = columns
         self._rows = rows
@@ -41,6 +57,10 @@ class ChooseScreen(ModalScreen[Hashable]):
         if self._selected is not None:
             table.select(self._selected)
         table.focus()
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        if self._preview is not None and event.key is not None:
+            self._preview(event.key)
 
     def on_table_chosen(self, event: Table.Chosen) -> None:
         self.dismiss(event.key)

@@ -52,7 +52,7 @@ class HelpScreen(ModalScreen[None]):
                 text.append("\n")
             text.append(f"{commands.SCOPES[scope]}\n", f"bold {palette.TEXT}")
             for command in scope_commands:
-                keys = " ".join(commands.key_name(key) for key in command.keys)
+                keys = " ".join(commands.key_name(key) for key in commands.keys_of(command))
                 text.append(f"  {keys:<11} ", f"bold {palette.ACCENT}")
                 text.append(f"{command.name:<15} ", palette.TEXT)
                 described = format.folded(command.description, width, indent)

@@ -8,7 +8,9 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widgets import Static
 
+from midstream.listing.fleet_fields import CONFIG
 from midstream.tui import commands
+from midstream.tui.screens.compared_runs import MAX_COMPARED
 from midstream.tui.screens.fleet.filter_line import FilterLine
 from midstream.tui.screens.fleet.list_screen import RUNS, ListScreen
 from midstream.tui.screens.fleet.table_rows import LISTS
@@ -17,7 +19,7 @@ from midstream.tui.state.selection import Selection
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text, cut_to
 from midstream.tui.widgets.chrome import Hints, Rule, Views
-from midstream.tui.widgets.table import Table
+from midstream.tui.widgets.table import Heading, Table
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import RunView
 
@@ -132,11 +134,11 @@ class FleetScreen(ListScreen):
                 drawn = Drawn(series, hues=attempt_hues(run))
                 curve.draw((drawn,), metric=curve.metric, names=names, empty=f"no steps yet ({run.state})")
         elif self._view == HOSTS:
-            from midstream.tui.screens.fleet.host_text import describe_host
+            from midstream.tui.screens.fleet.host_text import describe_host, utilization_of
 
             host = screen_state.snapshot.host(str(key))
             rule.show(str(key))
-            history = self.midstream.utilization_history.get(str(key), ())
+            history = utilization_of(screen_state.snapshot.system.get(str(key)))
             words = describe_host(host, self.glyphs, self.size.width, screen_state.now, history) if host else Text()
             self.update_text("#preview-text", cut_to(words, pane.size.height - 1, "v, then 2 shows all"))
         else:
@@ -213,6 +215,7 @@ class FleetScreen(ListScreen):
             run = self._selected_run()
             others = [name for name in self._marked if name != key]
             failed = run is not None and self.screen_state.failure(run) is not None
+            self._marked.clear()  # marks end with the action that they were for
             self.app.push_screen(RunScreen(str(key), others, at_failure=failed and not others))
         elif self._view == MIGRATIONS and key is not None:
             from midstream.tui.screens.migration_screen import MigrationScreen
@@ -235,6 +238,22 @@ class FleetScreen(ListScreen):
         else:
             failed = self.screen_state.failure(run) is not None
             self.app.push_screen(RunScreen(run.run_id, view=LOGS, at_failure=failed))
+
+    def choose_config_values(self) -> None:
+        from midstream.tui.screens.fleet import config_columns
+
+        run, layout = self._selected_run(), self.list_layout
+        if run is None or not run.attempt:
+            self.notify("select a run that has started: its configuration names the values")
+            return
+        listed = layout.columns or [column.title for column in self.listing.chosen([])]
+        shown = [title for title in listed if title.startswith(CONFIG)]
+
+        def chosen(names: list[str]) -> None:
+            layout.columns = [*(title for title in listed if not title.startswith(CONFIG)), *names]
+            self._save()
+
+        config_columns.choose(self, run, shown, chosen)
 
     def action_migrate(self) -> None:
         run = self._selected_run() if self._view == RUNS else None
@@ -260,6 +279,21 @@ class FleetScreen(ListScreen):
         elif not self.refuse_readonly():
             launch_form.offer_start_again(self, run)
 
+    def action_edit(self) -> None:
+        from midstream.tui.screens import label_form
+
+        run = self._selected_run() if self._view == RUNS else None
+        if run is None:
+            self.notify("press 2 and select the run to name")
+        elif not self.refuse_readonly():
+            label_form.ask(self, run.run_id)
+
+    def action_undo(self) -> None:
+        from midstream.tui.screens import label_form
+
+        if not self.refuse_readonly():
+            label_form.undo(self)
+
     def action_leftovers(self) -> None:
         from midstream.tui.screens.fleet.leftovers_screen import LeftoversScreen
 
@@ -279,6 +313,7 @@ class FleetScreen(ListScreen):
         else:
             runs = self._marked_runs() or state.snapshot.current()
             verify_screen.ask(self, "Runs", CheckpointVerifications(actions, runs))
+            self._marked.clear()
 
     def _marked_runs(self) -> list[RunView]:
         """Return the marked runs that still exist."""
@@ -291,6 +326,7 @@ class FleetScreen(ListScreen):
         if self._view == RUNS and len(marked := self._marked_runs()) > 1:
             if not self.refuse_readonly():
                 stop_run.ask_many(self, marked)
+                self._marked.clear()
             return
         run = self._selected_run() if self._view == RUNS else None
         if run is None:
@@ -331,6 +367,18 @@ class FleetScreen(ListScreen):
         else:
             self._marked[str(key)] = None
         self.table().action_cursor(1)
+        self.refresh_state()
+
+    def action_mark_all(self) -> None:
+        """Mark the runs that the list shows; where all of them are marked, none."""
+        if self._view != RUNS:
+            self.notify("press 2: only runs can be marked")
+            return
+        shown = [str(key) for key in self.table().keys if not isinstance(key, Heading)]
+        if len(shown) > MAX_COMPARED:
+            self.notify(f"{len(shown)} runs are shown, at most {MAX_COMPARED} are marked: / filters the list")
+            return
+        self._marked = {} if set(shown) <= self._marked.keys() else dict.fromkeys(shown)
         self.refresh_state()
 
     def action_unmark(self) -> None:

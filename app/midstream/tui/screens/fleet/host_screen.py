@@ -12,7 +12,7 @@ from midstream import format
 from midstream.listing import documents
 from midstream.tui import commands
 from midstream.tui.screens.curves_screen import CURVES, CurvesScreen
-from midstream.tui.screens.fleet.host_text import describe_host
+from midstream.tui.screens.fleet.host_text import describe_host, utilization_of
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.state.selection import Selection
 from midstream.tui.state.series_cache import CLOCK
@@ -67,7 +67,8 @@ class HostScreen(CurvesScreen):
         host = screen_state.snapshot.host(self.host)
         if self._view == MACHINE:
             if host is not None:
-                text = describe_host(host, self.glyphs, self.size.width, screen_state.now)
+                history = utilization_of(screen_state.snapshot.system.get(host.name))
+                text = describe_host(host, self.glyphs, self.size.width, screen_state.now, history)
                 self.query_one("#machine-text", Static).update(text)
             return
         empty = "no values yet" if host is not None and host.machine is not None else "no report yet"

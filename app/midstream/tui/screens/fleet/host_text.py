@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 
@@ -15,13 +15,27 @@ from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import bar, spark
-from midstream.watch.snapshot import HostView, Machine
+from midstream.watch.snapshot import Accelerator, HostView, Machine
+from midstream.watch.system_series import SystemSeries
 
+HISTORY = 40  # points of an accelerator's sparkline
 MAX_ELAPSED = 10 * 365 * 86400.0  # seconds; a host may report any start of a process
 MAX_MEMORY = 10**15  # bytes, as above
 
 
-def describe_host(host: HostView, glyphs: Glyphs, width: int, now: float, history: Sequence[float] = ()) -> Text:
+def utilization_of(series: SystemSeries | None) -> Mapping[int, Sequence[float]]:
+    """Return the newest utilizations of each accelerator, 0..1, by its index."""
+    if series is None:
+        return {}
+    keys = [key for key in series.stored_keys() if key[0] == "utilization"]
+    _, columns = series.read(keys)
+    newest = ([value / 100 for value in column[-HISTORY:] if value == value] for column in columns)
+    return {index: values for (_, index), values in zip(keys, newest, strict=True)}
+
+
+def describe_host(
+    host: HostView, glyphs: Glyphs, width: int, now: float, history: Mapping[int, Sequence[float]] | None = None
+) -> Text:
     """Return a host's details: machine, gauges, accelerators with processes, error.
 
     Args:
@@ -29,7 +43,7 @@ def describe_host(host: HostView, glyphs: Glyphs, width: int, now: float, histor
         glyphs: Glyphs to draw with.
         width: Width in cells.
         now: UTC seconds of this machine.
-        history: Utilization of the accelerators, 0..1, the newest last.
+        history: Utilization of each accelerator by its index, 0..1, the newest last.
     """
     text = Text(no_wrap=True)
     if host.error:
@@ -56,25 +70,14 @@ def describe_host(host: HostView, glyphs: Glyphs, width: int, now: float, histor
             f"{format.size(machine.disk_free)} free of {format.size(machine.disk_total)}",
         ),
     ]
-    if history:
-        text.append(f"  {'util':<10}", palette.DIM)
-        text.append(spark(glyphs, history, room).rjust(room), palette.ACCENT)
-        text.append(f" {format.percent(history[-1])} of the accelerators over time\n", palette.TEXT)
-    for item in machine.accelerators:
-        if item.memory_total or item.utilization is not None:
-            share = (
-                item.utilization
-                if item.utilization is not None
-                else _share(item.memory_used or 0, item.memory_total or 0)
-            )
-            memory = f"  {_of(item.memory_used or 0, item.memory_total)}" if item.memory_total else ""
-            used = f"util {format.percent(item.utilization)}" if item.utilization is not None else ""
-            gauges.append((f"{item.index} {short_kind(item.kind)}", share, f"{used}{memory}".strip()))
-    label = max(10, *(len(name) + 1 for name, _, _ in gauges))
+    names = [f"{item.index} {short_kind(item.kind)}" for item in machine.accelerators]
+    label = max(10, *(len(name) + 1 for name in ("", *names)))
     for name, share, note in gauges:
         text.append(f"  {name:<{label}}", palette.DIM)
         text.append_text(bar(glyphs, share, room, palette.WAIT if share > 0.9 else palette.ACCENT))
         text.append(f" {note}\n", palette.TEXT)
+    for name, item in zip(names, machine.accelerators, strict=True):
+        text.append_text(_accelerator(f"  {name:<{label}}", item, (history or {}).get(item.index, ()), glyphs, room))
     for line in _processes(machine, now):
         text.append(f"  {line}\n", palette.TEXT)
     for line in _inventory(machine, glyphs):
@@ -83,6 +86,24 @@ def describe_host(host: HostView, glyphs: Glyphs, width: int, now: float, histor
         text.append(f"  clock skew {machine.clock_skew:+.1f} s\n", palette.WAIT)
     text.rstrip()
     return text
+
+
+def _accelerator(name: str, item: Accelerator, history: Sequence[float], glyphs: Glyphs, room: int) -> Text:
+    """Return a line of an accelerator: utilization over time and now, and memory."""
+    text = Text()
+    if not item.memory_total and item.utilization is None:
+        return text
+    text.append(name, palette.DIM)
+    width = room // 2 if item.memory_total else room
+    if item.utilization is not None:
+        used = palette.WAIT if item.utilization > 0.9 else palette.ACCENT
+        text.append(spark(glyphs, history or (item.utilization,), width).rjust(width), used)
+        text.append(f" util {format.percent(item.utilization):>4}  ", palette.TEXT)
+    if item.memory_total:
+        share = _share(item.memory_used or 0, item.memory_total)
+        text.append_text(bar(glyphs, share, width, palette.WAIT if share > 0.9 else palette.ACCENT))
+        text.append(f" {_of(item.memory_used or 0, item.memory_total)}", palette.TEXT)
+    return text.append("\n")
 
 
 def _processes(machine: Machine, now: float) -> list[str]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from textual.timer import Timer
 from textual.widgets import Input
 
+from midstream.listing.column import Column
 from midstream.listing.filter_error import FilterError
+from midstream.listing.fleet_fields import CONFIG
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.fleet import table_rows
 from midstream.tui.screens.fleet.filter_line import FilterLine
@@ -16,7 +18,7 @@ from midstream.tui.screens.fleet.run_list import RunList
 from midstream.tui.screens.fleet.table_rows import LISTS, FoundItems, Listing
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
-from midstream.tui.widgets.table import Column, Row, Table
+from midstream.tui.widgets.table import Row, Table
 from midstream_core.json_types import JsonValue
 
 if TYPE_CHECKING:
@@ -221,17 +223,28 @@ class ListScreen(MidstreamScreen):
     def action_columns(self) -> None:
         """Choose the columns of the list in view."""
         first, *others = self.listing.columns
-        shown = {column.title for column in self.listing.chosen(self.list_layout.columns)}
-        rows = [Row(column.title, (column.title, column.field)) for column in others]
-        layout = self.list_layout
+        layout, fields = self.list_layout, self.listing.fields
+        of_config = [title for title in layout.columns if title.startswith(CONFIG)]
+        shown = {*(column.title for column in self.listing.chosen(layout.columns)), *of_config}
+        rows = [Row(column.title, (column.title, column.field, fields[column.field].about)) for column in others]
+        rows += [Row(name, (name, "", "of the configuration")) for name in of_config]
+        if self._view == RUNS:
+            rows.append(Row(CONFIG, ("other values", f"{CONFIG}NAME", "of the configuration: chosen next")))
 
         def chosen(titles: list[str] | None) -> None:
-            if titles is not None:
-                default = [column.title for column in others if not column.extra]
-                layout.columns = [] if titles == default else [first.title, *titles]
-                self._save()
+            if titles is None:
+                return
+            named = [title for title in titles if title != CONFIG]
+            default = [column.title for column in others if not column.extra]
+            layout.columns = [] if named == default else [first.title, *named]
+            self._save()
+            if CONFIG in titles:
+                self.choose_config_values()
 
-        columns = (Column("COLUMN", widest=30), Column("FIELD"))
+        columns = (Column("COLUMN", widest=44, name=True), Column("FIELD"), Column("SHOWS", rest=True))
         from midstream.tui.screens.dialogs.choose_many import ChooseManyScreen
 
         self.app.push_screen(ChooseManyScreen("Columns", columns, rows, shown), chosen)
+
+    def choose_config_values(self) -> None:
+        """Choose values of the configurations as columns, where a list has such columns."""

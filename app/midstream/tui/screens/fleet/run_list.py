@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any, overload
 
+from midstream.listing.field_type import Field, group_name
 from midstream.tui.screens.fleet import table_rows
 from midstream.tui.screens.fleet.run_column import SMALL, RunColumn
 from midstream.tui.screens.fleet.table_rows import FoundItems, Listing
@@ -91,7 +92,7 @@ class RunList:
         for column in self._columns.values():
             column.update(changes, len(self._runs), state)
         group = layout.group if layout.group in self._listing.groups else ""
-        sort = layout.sort if layout.sort in self._listing.fields else ""
+        sort = layout.sort if self._listing.fields.named(layout.sort) is not None else ""
         self._take(_Query(condition, layout.hide_finished, sort, layout.descending, group))
         self.work()
         return self._found
@@ -138,7 +139,7 @@ class RunList:
         Words are searched in texts that are made before a filter is written.
         """
         before, self._query = self._query, query
-        fields, condition = self._listing.fields, query.condition
+        condition = query.condition
         if before != query:
             self._stale, self._answered, self._assembly = True, False, None
         if len(self._runs) > SMALL and TEXT not in self._columns:
@@ -153,8 +154,10 @@ class RunList:
             if now != then:
                 self._columns.pop(name, None)
             if key:
-                read = self._value(key, table_rows.sort_value if name == SORT else table_rows.group_name)
-                self._column(name, True, read, timed=fields[key].timed)
+                field = self._listing.fields.named(key)
+                assert field is not None  # `update` has looked
+                form = table_rows.sort_form(field) if name == SORT else group_name
+                self._column(name, True, self._value(field, form), timed=field.timed)
 
     def _column(
         self, name: str, needed: bool, read: Callable[[int, ScreenState], object], *, timed: bool = False
@@ -206,8 +209,7 @@ class RunList:
         finished = self._listing.finished
         return finished is not None and finished(self._runs.views[rank])
 
-    def _value(self, name: str, form: Callable[[object], object]) -> Callable[[int, ScreenState], Any]:
-        field = self._listing.fields[name]
+    def _value(self, field: Field, form: Callable[[object], object]) -> Callable[[int, ScreenState], Any]:
         return lambda rank, state: form(field.get(self._runs.views[rank], state))
 
     # ------------------------------------------------------------------------------------------ result

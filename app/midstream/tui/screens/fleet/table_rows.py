@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from midstream import format
 from midstream.listing import fleet_fields, run_facts
-from midstream.listing.field_type import Fields
-from midstream.listing.fleet_fields import NO_CERTIFICATE, certificate_state
-from midstream.listing.run_facts import (
-    hardware,
-    memory_share,
-    project,
-    short_kind,
-    started,
-    tags,
-    tokens_per_second,
-    utilization,
-)
+from midstream.listing.column import Column
+from midstream.listing.field_type import Field, Fields, group_name
+from midstream.listing.filter_values import Kind
+from midstream.listing.fleet_fields import CONFIG, NO_CERTIFICATE, certificate_state
+from midstream.listing.run_facts import hardware, short_kind
 from midstream.migrate.journal import migration_state
 from midstream.tui.state.saved_layout import ListLayout
 from midstream.tui.state.screen_state import ScreenState
@@ -27,7 +20,7 @@ from midstream.tui.style import glyphs as signs
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.widgets.bars import spark
-from midstream.tui.widgets.table import Column, Heading, Row, Rows
+from midstream.tui.widgets.table import Heading, Row, Rows
 from midstream.watch import snapshot as watch
 from midstream.watch.snapshot import HostView, RunView
 from midstream_core import records
@@ -37,43 +30,10 @@ if TYPE_CHECKING:
     from midstream.migrate.journal.migration_view import MigrationView
 
 Member = TypeVar("Member")  # an item, or what stands for it
-HOST_COLUMNS = (
-    Column("HOST", widest=24, field="host"),
-    Column("LINK", field="link"),
-    Column("ACCELERATORS", drop=1, field="accelerators"),
-    Column("UTIL", right=True, drop=2, field="util"),
-    Column("MEM", right=True, drop=3, field="memory"),
-    Column("CPU", right=True, drop=4, field="cpu"),
-    Column("DISK FREE", right=True, drop=3, field="disk"),
-    Column("AGE", right=True, field="age"),
-    Column("RUNS", widest=200, rest=True, field="run"),
-)
-RUN_COLUMNS = (
-    Column("RUN", widest=32, field="run"),
-    Column("HOST", widest=20, field="host"),
-    Column("STATE", field="state"),
-    Column("STEP", right=True, field="step"),
-    Column("LOSS", right=True, field="loss"),
-    Column("TOK/S", right=True, drop=2, field="tok/s"),
-    Column("AGE", right=True, drop=1, field="age"),
-    Column("DEVICES", drop=3, field="devices"),
-    Column("START", drop=5, field="start", optional=True),
-    Column("TAGS", drop=4, widest=30, field="tags", optional=True),
-    Column("PROJECT", drop=6, widest=24, field="project", extra=True),
-    Column("REASON", widest=200, rest=True, optional=True, field="reason"),
-)
-MIGRATION_COLUMNS = (
-    Column("RUN", widest=28, field="run"),
-    Column("FROM", field="from"),
-    Column("TO", field="to"),
-    Column("STATE", field="state"),
-    Column("PHASE", drop=2, field="phase"),
-    Column("CERTIFICATE", drop=1, field="certificate"),
-    Column("PARTS", drop=7, field="downtime"),
-    Column("DOWN", right=True, drop=3, field="downtime"),
-    Column("AGE", right=True, drop=4, field="age"),
-    Column("ID", entire=True, drop=5, field="id"),
-)
+Cell = str | tuple[str, str]  # a text, or (text, colour)
+Item = Any  # a host, a run or a migration
+Draw = Callable[[Item, ScreenState, Glyphs], Cell]
+PROGRESS_WIDTH = 8  # cells
 
 
 @dataclass(frozen=True)
@@ -81,26 +41,47 @@ class Listing:
     """One list of the fleet screen.
 
     Attributes:
-        columns: The columns of ``row``.
-        fields: What filters, sort and groups read.
+        fields: Its columns, and what filters, sort and groups read.
         key: Returns the key of an item.
-        row: Returns the row of an item, with a cell for each column.
+        draw: Cells with a colour or a picture, by field; another cell is the text of its field.
+        is_dim: Returns whether the row of an item is dim.
         groups: Fields that the list can be grouped by.
         finished: Returns True for an item that ended without a failure; None where items do not end.
     """
 
-    columns: tuple[Column, ...]
     fields: Fields
-    key: Callable[[Any], Hashable]
-    row: Callable[[Any, ScreenState, Glyphs], Row]
+    key: Callable[[Item], Hashable]
+    draw: Mapping[str, Draw]
+    is_dim: Callable[[Item, ScreenState], bool] = lambda *_: False
     groups: tuple[str, ...] = ()
-    finished: Callable[[Any], bool] | None = None
+    finished: Callable[[Item], bool] | None = None
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All columns, in order, without those of configurations."""
+        return tuple(field.column for field in self.fields.values() if field.column is not None)
 
     def chosen(self, titles: Sequence[str]) -> tuple[Column, ...]:
-        """Return the columns with these titles, in the list's order; default ones without."""
+        """Return the columns with these titles, or the default ones without titles.
+
+        Values of configurations are before the column that takes the remaining width.
+        """
         if not titles:
             return tuple(column for column in self.columns if not column.extra)
-        return tuple(column for column in self.columns if column.title in titles or column is self.columns[0])
+        listed = [column for column in self.columns if column.title in titles or column is self.columns[0]]
+        named = [self.fields.named(title) for title in titles if title.startswith(CONFIG)]
+        config = [field.column for field in named if field is not None and field.column is not None]
+        rest = [column for column in listed if column.rest]
+        return (*(column for column in listed if not column.rest), *config, *rest)
+
+    def row(self, item: object, columns: Iterable[Column], screen_state: ScreenState, glyphs: Glyphs) -> Row:
+        """Return the row of an item, with a cell for each column."""
+        cells = list[Cell]()
+        for column in columns:
+            draw, field = self.draw.get(column.field), self.fields.named(column.field)
+            assert field is not None  # a column is of a field
+            cells.append(field.shown(item, screen_state) if draw is None else draw(item, screen_state, glyphs))
+        return Row(self.key(item), tuple(cells), dim=self.is_dim(item, screen_state))
 
 
 @dataclass(frozen=True)
@@ -115,7 +96,7 @@ class FoundItems:
 
     keys: Sequence[Hashable]
     count: int
-    item: Callable[[int], Any]
+    item: Callable[[int], Item]
 
 
 def found_in(
@@ -138,8 +119,9 @@ def found_in(
         items = [item for item in items if not listing.finished(item)]
     if condition is not None:
         items = [item for item in items if condition.holds(item, screen_state)]
-    if (field := listing.fields.get(layout.sort)) is not None:
-        values = {id(item): sort_value(field.get(item, screen_state)) for item in items}
+    if (field := listing.fields.named(layout.sort)) is not None:
+        form = sort_form(field)
+        values = {id(item): form(field.get(item, screen_state)) for item in items}
         items = ordered(items, lambda item: values[id(item)], descending=layout.descending)
     groups: list[tuple[str | None, Sequence[object]]] = [(None, items)]
     if layout.group in listing.groups:
@@ -149,9 +131,22 @@ def found_in(
     return FoundItems(keys, len(items), places.__getitem__)
 
 
-def sort_value(value: Any) -> object:
+def sort_value(value: object) -> object:
     """Return what a value is sorted by, None for an unknown one."""
     return value if value not in (None, "", ()) and value == value else None
+
+
+def sort_form(field: Field) -> Callable[[object], object]:
+    """Return what makes a sort value of a field's value.
+
+    Numbers come before texts where a field may have both.
+    """
+    return _sort_value_of_any if field.kind is Kind.ANY else sort_value
+
+
+def _sort_value_of_any(value: object) -> object:
+    value = sort_value(value)
+    return None if value is None else (isinstance(value, str), value)
 
 
 def ordered(members: Sequence[Member], value: Callable[[Member], Any], *, descending: bool) -> Sequence[Member]:
@@ -182,11 +177,6 @@ def ordered_in_parts(
         yield None
     valued.sort(key=value, reverse=descending)
     yield valued + others if others else valued
-
-
-def group_name(value: Any) -> str:
-    """Return the name of the group of items with this value; empty without a value."""
-    return value if isinstance(value, str) else ", ".join(sorted(value))
 
 
 def grouped(
@@ -244,109 +234,124 @@ def rows_of(listing: Listing, items: FoundItems, screen_state: ScreenState, glyp
         glyphs: Characters to draw with.
         layout: Columns of the list.
     """
-    shown = [listing.columns.index(column) for column in listing.chosen(layout.columns)]
+    columns = listing.chosen(layout.columns)
 
     def make(index: int) -> Row:
         item = items.item(index)
         if item is None:
             return Row(items.keys[index], ())
-        row = listing.row(item, screen_state, glyphs)
-        return replace(row, cells=tuple(row.cells[column] for column in shown))
+        return listing.row(item, columns, screen_state, glyphs)
 
     return Rows(items.keys, make)
 
 
-def _host_row(host: HostView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
+def _link(host: HostView, _: ScreenState, glyphs: Glyphs) -> Cell:
     glyph, colour = signs.link_state(glyphs, host.link)
-    machine = host.machine
-    stale = host.link != watch.LIVE
-    accelerators = disk = format.NONE
-    if machine is not None:
-        count = len(machine.accelerators)
-        accelerators = f"{count}{glyphs.times}{short_kind(machine.accelerators[0].kind)}" if count else "none"
-        disk = format.size(machine.disk_free)
-    age = format.age(screen_state.host_age(host)) + (f" {glyphs.stale}" if stale and host.last_seen is not None else "")
-    runs = ", ".join(screen_state.training_on(host.name))
-    cells = (
-        host.name,
-        (f"{glyph} {host.link}", colour),
-        accelerators,
-        format.percent(utilization(host)),
-        format.percent(memory_share(host)),
-        format.percent(machine.cpu_used if machine else None),
-        disk,
-        (age, palette.WAIT) if stale else age,
-        (host.error, palette.BAD) if host.error else runs,
-    )
-    return Row(host.name, cells, dim=stale)
+    return f"{glyph} {host.link}", colour
 
 
-HOSTS = Listing(HOST_COLUMNS, fleet_fields.HOSTS, lambda host: host.name, _host_row, ("link", "accelerators"))
+def _accelerators(host: HostView, _: ScreenState, glyphs: Glyphs) -> Cell:
+    if host.machine is None:
+        return format.NONE
+    items = host.machine.accelerators
+    return f"{len(items)}{glyphs.times}{short_kind(items[0].kind)}" if items else "none"
 
 
-def _run_row(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
-    stale = screen_state.is_stale(run.host)
+def _host_age(host: HostView, screen_state: ScreenState, glyphs: Glyphs) -> Cell:
+    age, stale = format.age(screen_state.host_age(host)), host.link != watch.LIVE
+    if not stale:
+        return age
+    return (f"{age} {glyphs.stale}" if host.last_seen is not None else age), palette.WAIT
+
+
+def _host_runs(host: HostView, screen_state: ScreenState, _: Glyphs) -> Cell:
+    return (host.error, palette.BAD) if host.error else ", ".join(screen_state.training_on(host.name))
+
+
+HOSTS = Listing(
+    fleet_fields.HOSTS,
+    lambda host: host.name,
+    {"link": _link, "accelerators": _accelerators, "age": _host_age, "run": _host_runs},
+    lambda host, _: host.link != watch.LIVE,
+    ("link", "accelerators"),
+)
+
+
+def _run_state(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Cell:
     glyph, colour = signs.run_state(glyphs, run.state)
-    if stale:
-        colour = palette.WAIT
-    total = run.status.num_train_steps if run.status else 0
-    start = started(run)
-    step = format.grouped(run.step) + (f"/{format.grouped(total)}" if total else "")
-    age = format.age(screen_state.run_age(run)) + (f" {glyphs.stale}" if stale else "")
-    cells = (
-        run.run_id,
-        run.host,
-        (f"{glyph} {run.state}", colour),
-        step,
-        format.loss(run_facts.loss(run)),
-        format.short(tokens_per_second(run)),
-        (age, palette.WAIT) if stale else age,
-        hardware(run, glyphs.times),
-        format.moment(start, screen_state.now) if start else "",
-        ", ".join(tags(run)),
-        project(run),
-        _reason(run, screen_state),
-    )
-    return Row(run.run_id, cells, dim=stale)
+    return f"{glyph} {run.state}", palette.WAIT if screen_state.is_stale(run.host) else colour
 
 
-def _reason(run: RunView, screen_state: ScreenState) -> tuple[str, str]:
+def _run_age(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Cell:
+    age = format.age(screen_state.run_age(run))
+    return (f"{age} {glyphs.stale}", palette.WAIT) if screen_state.is_stale(run.host) else age
+
+
+def _progress(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Cell:
+    """Draw the share of the steps that are done as a bar with a percent."""
+    share = run_facts.progress(run)
+    if share is None:
+        return ""
+    dim = screen_state.is_stale(run.host) or not run.running
+    full = round(share * PROGRESS_WIDTH)
+    drawn = glyphs.full * full + glyphs.empty * (PROGRESS_WIDTH - full)
+    return f"{drawn} {format.percent(share):>4}", palette.DIM if dim else palette.ACCENT
+
+
+def _time_left(run: RunView, screen_state: ScreenState, _: Glyphs) -> Cell:
+    seconds = None if screen_state.is_stale(run.host) else run_facts.seconds_left(run)
+    return "" if seconds is None else format.seconds(seconds)
+
+
+def _loss_curve(run: RunView, screen_state: ScreenState, glyphs: Glyphs) -> Cell:
+    """Draw the losses as a sparkline.
+
+    The first one, of random weights, is drawn at the end of the scale.
+    """
+    points = screen_state.facts.points(run)
+    if len(points) < 2:
+        return ""
+    low, high = min(points), max(points[1:])
+    scale = high - low or 1.0
+    return spark(glyphs, [(point - low) / scale for point in points], len(points)), palette.ACCENT
+
+
+def _reason(run: RunView, screen_state: ScreenState, _: Glyphs) -> Cell:
     """Return why a run failed, or what it waits for, and the colour."""
     failure = screen_state.failure(run)
     return (failure.reason, palette.BAD) if failure else (run.remark, palette.WAIT)
 
 
 RUNS = Listing(
-    RUN_COLUMNS,
     fleet_fields.RUNS,
     lambda run: run.run_id,
-    _run_row,
+    {
+        "state": _run_state,
+        "age": _run_age,
+        "progress": _progress,
+        "left": _time_left,
+        "trend": _loss_curve,
+        "devices": lambda run, _, glyphs: hardware(run, glyphs.times),
+        "reason": _reason,
+    },
+    lambda run, screen_state: screen_state.is_stale(run.host),
     ("project", "tags", "host", "state"),
     lambda run: run.state in (records.FINISHED, records.STOPPED),
 )
 
 
-def _migration_row(view: MigrationView, screen_state: ScreenState, glyphs: Glyphs) -> Row:
+def _migration_state(view: MigrationView, _: ScreenState, glyphs: Glyphs) -> Cell:
     glyph, colour = signs.migration_state(glyphs, view.state)
+    return f"{glyph} {view.state}", colour
+
+
+def _verdict(view: MigrationView, _: ScreenState, __: Glyphs) -> Cell:
     verdict = certificate_state(view)
-    if verdict == NO_CERTIFICATE:
-        verdict = format.NONE
-    cells = (
-        view.plan.run_id,
-        view.plan.source,
-        view.plan.target,
-        (f"{glyph} {view.state}", colour),
-        view.phase,
-        (verdict, {"certified": palette.GOOD, "failed": palette.BAD, "void": palette.WAIT}.get(verdict, palette.DIM)),
-        (_downtime_spark(view, glyphs), palette.ACCENT),
-        format.seconds(view.downtime.total if view.downtime else None),
-        format.age(screen_state.now - view.plan.identity.created if view.plan.identity.created else None),
-        view.migration,
-    )
-    return Row(view.migration, cells)
+    colours = {"certified": palette.GOOD, "failed": palette.BAD, "void": palette.WAIT}
+    return (format.NONE if verdict == NO_CERTIFICATE else verdict), colours.get(verdict, palette.DIM)
 
 
-def _downtime_spark(view: MigrationView, glyphs: Glyphs) -> str:
+def _downtime_spark(view: MigrationView, _: ScreenState, glyphs: Glyphs) -> Cell:
     """Draw the parts of the downtime as a sparkline, relative to the longest."""
     if view.downtime is None:
         return ""
@@ -354,15 +359,16 @@ def _downtime_spark(view: MigrationView, glyphs: Glyphs) -> str:
 
     parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
     longest = max([*parts, 1e-9])
-    return spark(glyphs, [seconds / longest for seconds in parts], len(parts))
+    return spark(glyphs, [seconds / longest for seconds in parts], len(parts)), palette.ACCENT
 
 
 MIGRATIONS = Listing(
-    MIGRATION_COLUMNS,
     fleet_fields.MIGRATIONS,
     lambda view: view.migration,
-    _migration_row,
-    ("run", "from", "to", "state"),
-    lambda view: view.state in (migration_state.COMPLETED, migration_state.ROLLED_BACK, migration_state.MOVED_ON),
+    {"state": _migration_state, "certificate": _verdict, "parts": _downtime_spark},
+    groups=("run", "from", "to", "state"),
+    finished=lambda view: (
+        view.state in (migration_state.COMPLETED, migration_state.ROLLED_BACK, migration_state.MOVED_ON)
+    ),
 )
 LISTS = {"hosts": HOSTS, "runs": RUNS, "migrations": MIGRATIONS}

@@ -1,0 +1,33 @@
+"""Schedules that broke an invariant once, as they were found. A change of the program's calls moves their faults."""
+
+from __future__ import annotations
+
+from simulation.schedules import Schedule
+from simulation.shrink import read_faults
+
+
+def _found(seed: int, scenario: str, mode: str, place: str, faults: str) -> Schedule:
+    return Schedule(seed, scenario, mode, read_faults(faults), place)
+
+
+FOUND = (
+    # Completed, although a process of a copied state directory had rolled it back.
+    _found(1000073, "copied state", "live", "disk", "133:fill source:4000"),
+    # A process that had waited for an answer rolled back what another one, of a copied state directory, had certified.
+    _found(34, "copied state", "live", "disk", "62:request lost,78:keep state"),
+    # A migration went on that a copy of its files had rolled back before it locked the run.
+    _found(3001, "copied state", "live", "disk", "97:fill target:60,102:cut source:60,127:fill source:5"),
+    # A power cut damaged the target's status, and the migration waited for a week.
+    _found(2000054, "and back", "cold", "disk", "13:kill after line,34:crash target:700,84:crash target:5"),
+    # The target's root was restored from before the migration: no line said how to go on from the bucket.
+    _found(2100045, "migrate", "cold", "bucket without conditions", "0:snapshot target:60"),
+    # The source's root was restored: the repair left its fence at an earlier ownership, under which nothing can save.
+    _found(2200048, "roll back", "cold", "bucket", "28:snapshot source:60,31:cut target:5,33:fill target:4000"),
+    # A power cut damaged the status of a standby that was to take over: no repair determined it.
+    _found(2500055, "roll back", "warm", "bucket", "68:crash target:700,72:cut bucket:4000"),
+    # Of earlier days.
+    Schedule(65517078),
+    Schedule(662596669),
+    Schedule(2000138),
+    Schedule(3000020),
+)
