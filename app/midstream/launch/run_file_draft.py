@@ -209,7 +209,7 @@ def _below(path: str, out: str) -> str:
 
 
 def _add_metrics(evidence: Evidence, out: str, result: Draft) -> None:
-    beside = [each for each in evidence.output.metrics if _below(each.path, out or "out")]
+    beside = [metrics_ for metrics_ in evidence.output.metrics if _below(metrics_.path, out or "out")]
     metrics: MetricsFile | None = next(iter([*beside, *evidence.output.metrics]), None)
     if metrics is None:
         result.lines.append('metrics: {source: jsonl, path: "{out}/metrics.jsonl"}  # check')

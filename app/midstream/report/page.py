@@ -170,7 +170,7 @@ def _cost(report: RunReport) -> str:
     )
     if report.migration_costs:
         heading = ("migration", "from", "to", "state", "preparation", "downtime", "cost")
-        rows += table(heading, [each.cells() for each in report.migration_costs])
+        rows += table(heading, [cost_.cells() for cost_ in report.migration_costs])
     return rows + paragraph("Prices are those of the fleet file now, also for the past.", "dim")
 
 
