@@ -96,7 +96,8 @@ def test_the_same_number_continues_bit_by_bit(tmp_path: Path, options: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "bound"), [("--stage 3 --precision bf16 --sub-group-size 40", BF16), ("--stage 2 --precision fp16 --round-robin", BF16)]
+    ("options", "bound"),
+    [("--stage 3 --precision bf16 --sub-group-size 40", BF16), ("--stage 2 --precision fp16 --round-robin", BF16)],
 )
 def test_groups_keep_their_settings(tmp_path: Path, options: str, bound: float) -> None:
     """Where DeepSpeed's own universal checkpoints do not: beside the run that nothing interrupts."""

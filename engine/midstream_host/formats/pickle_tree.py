@@ -22,6 +22,7 @@ _EMPTY = {"EMPTY_LIST": "list", "EMPTY_TUPLE": "tuple", "EMPTY_SET": "set"}
 _GATHERED = {"TUPLE": "tuple", "LIST": "list", "FROZENSET": "frozenset"}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _ORDERED = ("OrderedDict", "defaultdict", "dict", "Counter")
+Value = Any  # of a pickle: a scalar, or a node of its tree
 Scalar = Union[None, bool, int, float, str, bytes]
 
 
@@ -30,7 +31,7 @@ class Items:
 
     __slots__ = ("items", "kind")
 
-    def __init__(self, kind: str, items: List[Any]) -> None:
+    def __init__(self, kind: str, items: List[Value]) -> None:
         self.kind, self.items = kind, items
 
 
@@ -39,7 +40,7 @@ class Pairs:
 
     __slots__ = ("pairs",)
 
-    def __init__(self, pairs: List[List[Any]]) -> None:
+    def __init__(self, pairs: List[List[Value]]) -> None:
         self.pairs = pairs
 
 
@@ -50,7 +51,7 @@ class Step(NamedTuple):
     """
 
     opcode: str
-    values: List[Any]
+    values: List[Value]
 
 
 class Made:
@@ -61,7 +62,7 @@ class Made:
 
     __slots__ = ("arguments", "function", "keywords", "opcode", "steps")
 
-    def __init__(self, opcode: str, function: Any, arguments: Any, keywords: Any = None) -> None:
+    def __init__(self, opcode: str, function: Value, arguments: Value, keywords: Value = None) -> None:
         self.opcode, self.function, self.arguments, self.keywords = opcode, function, arguments, keywords
         self.steps: List[Step] = []
 
@@ -71,7 +72,7 @@ class Persistent:
 
     __slots__ = ("key",)
 
-    def __init__(self, key: Any) -> None:
+    def __init__(self, key: Value) -> None:
         self.key = key
 
 
@@ -79,7 +80,7 @@ Node = Union[Scalar, Global, Items, Pairs, Made, Persistent]
 _MARK = object()
 
 
-def parse(data: bytes) -> Any:
+def parse(data: bytes) -> Value:
     """Return the tree of a pickle of protocol 2 or later.
 
     Raises FormatError: it is damaged, or has an opcode that no such pickle needs. Nothing was executed.
@@ -92,7 +93,7 @@ def parse(data: bytes) -> Any:
         raise FormatError("its pickle is broken: {}".format(" ".join(str(error).split())[:200])) from None
 
 
-def items_of(node: Any, *kinds: str) -> Optional[List[Any]]:
+def items_of(node: Value, *kinds: str) -> Optional[List[Value]]:
     """Return the items of a list or tuple; None for any other node.
 
     ``kinds``: those that count.
@@ -100,7 +101,7 @@ def items_of(node: Any, *kinds: str) -> Optional[List[Any]]:
     return node.items if type(node) is Items and node.kind in (kinds or ("list", "tuple")) else None
 
 
-def is_call(node: Any, module: str, *names: str) -> bool:
+def is_call(node: Value, module: str, *names: str) -> bool:
     """Return whether a node is the result of one of these functions."""
     return (
         type(node) is Made
@@ -110,7 +111,7 @@ def is_call(node: Any, module: str, *names: str) -> bool:
     )
 
 
-def pairs_of(node: Any) -> Optional[List[List[Any]]]:
+def pairs_of(node: Value) -> Optional[List[List[Value]]]:
     """Return the pairs of a dict, ordered or not; None for any other node.
 
     They may be changed in place.
@@ -127,7 +128,7 @@ def pairs_of(node: Any) -> Optional[List[List[Any]]]:
     return joined.values
 
 
-def value_of(node: Any, key: Scalar) -> Any:
+def value_of(node: Value, key: Scalar) -> Value:
     """Return the value of a key of a dict; None where there is none."""
     for name, value in pairs_of(node) or []:
         if type(name) is type(key) and name == key:
@@ -135,7 +136,7 @@ def value_of(node: Any, key: Scalar) -> Any:
     return None
 
 
-def set_value(node: Any, key: Scalar, value: Any) -> None:
+def set_value(node: Value, key: Scalar, value: Value) -> None:
     """Set the value of a key of a dict that has it."""
     for pair in pairs_of(node) or []:
         if type(pair[0]) is type(key) and pair[0] == key:
@@ -146,14 +147,14 @@ def set_value(node: Any, key: Scalar, value: Any) -> None:
 
 class _Parser:
     def __init__(self) -> None:
-        self._stack: List[Any] = []
-        self._memo: Dict[int, Any] = {}
-        self._gathers: Dict[str, Callable[[List[Any]], Any]] = {
+        self._stack: List[Value] = []
+        self._memo: Dict[int, Value] = {}
+        self._gathers: Dict[str, Callable[[List[Value]], Value]] = {
             "DICT": lambda items: Pairs(_paired(items)),
             **{name: lambda items, kind=kind: Items(kind, items) for name, kind in _GATHERED.items()},
         }
 
-    def run(self, data: bytes) -> Any:
+    def run(self, data: bytes) -> Value:
         for number, (opcode, argument, position) in enumerate(pickletools.genops(data)):
             if number >= MAX_OPERATIONS:
                 raise FormatError("its pickle has more than {} operations".format(MAX_OPERATIONS))
@@ -165,7 +166,7 @@ class _Parser:
                 self._change(opcode.name, argument)
         raise FormatError("its pickle is broken: it has no end")
 
-    def _push(self, name: str, argument: Any) -> bool:
+    def _push(self, name: str, argument: Value) -> bool:
         """Run an opcode that pushes a value; return False if it is another one."""
         stack = self._stack
         if name in _VALUES:
@@ -192,7 +193,7 @@ class _Parser:
             return False
         return True
 
-    def _change(self, name: str, argument: Any) -> None:
+    def _change(self, name: str, argument: Value) -> None:
         """Run an opcode that changes what is there."""
         stack = self._stack
         if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
@@ -224,21 +225,21 @@ class _Parser:
             raise FormatError("its pickle is broken: it changes what is no object")
         return target
 
-    def _extend(self, opcode: str, items: List[Any]) -> None:
+    def _extend(self, opcode: str, items: List[Value]) -> None:
         target = self._stack[-1]
         if type(target) is Items and target.kind == ("list" if opcode == "APPENDS" else "set"):
             target.items.extend(items)
         else:
             self._target().steps.append(Step(opcode, items))
 
-    def _set_items(self, pairs: List[List[Any]]) -> None:
+    def _set_items(self, pairs: List[List[Value]]) -> None:
         target = self._stack[-1]
         if type(target) is Pairs:
             target.pairs.extend(pairs)
         else:
             self._target().steps.append(Step("SETITEMS", pairs))
 
-    def _last(self, count: int) -> List[Any]:
+    def _last(self, count: int) -> List[Value]:
         place = len(self._stack) - count
         if place < 0 or any(item is _MARK for item in self._stack[place:]):
             raise FormatError("its pickle is broken: too little on its stack")
@@ -246,7 +247,7 @@ class _Parser:
         del self._stack[place:]
         return items
 
-    def _marked(self) -> List[Any]:
+    def _marked(self) -> List[Value]:
         """Remove what is above the last mark, and the mark."""
         for place in range(len(self._stack) - 1, -1, -1):
             if self._stack[place] is _MARK:
@@ -256,19 +257,19 @@ class _Parser:
         raise FormatError("its pickle is broken: a mark is missing")
 
 
-def _made(opcode: str, function: Any, arguments: Any, keywords: Any = None) -> Made:
+def _made(opcode: str, function: Value, arguments: Value, keywords: Value = None) -> Made:
     if type(function) not in (Global, Made) or items_of(arguments, "tuple") is None:
         raise FormatError("its pickle is broken: it calls what is no global")
     return Made(opcode, function, arguments, keywords)
 
 
-def _name_of(module: Any, name: Any) -> Tuple[str, str]:
+def _name_of(module: Value, name: Value) -> Tuple[str, str]:
     if type(module) is not str or type(name) is not str:
         raise FormatError("its pickle is broken: a global whose name is no text")
     return module, name
 
 
-def _paired(items: List[Any]) -> List[List[Any]]:
+def _paired(items: List[Value]) -> List[List[Value]]:
     if len(items) % 2:
         raise FormatError("its pickle is broken: a key without a value")
     return [[items[place], items[place + 1]] for place in range(0, len(items), 2)]

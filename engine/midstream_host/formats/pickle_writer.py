@@ -6,11 +6,11 @@ Python 3.8, standard library.
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Dict, List
+from typing import Callable, Dict, List
 
 from midstream_core.restricted_pickle import Global
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, Step
+from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, Step, Value
 
 MAX_DEPTH = 200  # of nested objects: each takes two frames of Python's stack
 _BATCH = 1000  # items of one opcode, as pickle itself has it
@@ -18,7 +18,7 @@ _OPEN = {"list": b"]", "set": b"\x8f"}
 _CALLS = {"REDUCE": b"R", "NEWOBJ": b"\x81", "NEWOBJ_EX": b"\x92"}
 
 
-def dump(tree: Any, protocol: int = 2) -> bytes:
+def dump(tree: Value, protocol: int = 2) -> bytes:
     """Return the pickle of a tree.
 
     Args:
@@ -37,13 +37,13 @@ def dump(tree: Any, protocol: int = 2) -> bytes:
 class _Writer:
     def __init__(self) -> None:
         self.out = bytearray()
-        self._places: Dict[Any, int] = {}  # by identity, or by value for texts and globals
-        self._nodes: List[Any] = []  # keeps identities in use
-        self._savers: Dict[type, Callable[[Any, int], None]] = {
+        self._places: Dict[Value, int] = {}  # by identity, or by value for texts and globals
+        self._nodes: List[Value] = []  # keeps identities in use
+        self._savers: Dict[type, Callable[[Value, int], None]] = {
             Items: self._items, Pairs: self._pairs, Made: self._made, Persistent: self._persistent,
         }  # fmt: skip
 
-    def save(self, node: Any, depth: int) -> None:
+    def save(self, node: Value, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise FormatError("its pickle is nested more than {} levels deep".format(MAX_DEPTH))
         if type(node) in (bool, int, float, bytes) or node is None:
@@ -60,7 +60,7 @@ class _Writer:
         else:
             self._savers[type(node)](node, depth + 1)
 
-    def _put(self, node: Any, code: bytes) -> None:
+    def _put(self, node: Value, code: bytes) -> None:
         """Write what makes a node, and remember it."""
         place = len(self._nodes)
         self._nodes.append(node)
@@ -117,11 +117,11 @@ class _Writer:
         self._put(node, b"Q")
 
 
-def _identity(node: Any) -> Any:
+def _identity(node: Value) -> Value:
     return (type(node), node) if type(node) in (str, Global) else id(node)
 
 
-def _scalar(value: Any) -> bytes:
+def _scalar(value: Value) -> bytes:
     if value is None:
         return b"N"
     if type(value) is bool:

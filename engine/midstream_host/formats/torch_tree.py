@@ -6,11 +6,11 @@ Standard library only; Python 3.8.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_core.restricted_pickle import Global
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, Step, is_call, items_of
+from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, Step, Value, is_call, items_of
 
 WIDTHS = {
     "FloatStorage": 4, "DoubleStorage": 8, "HalfStorage": 2, "BFloat16Storage": 2, "LongStorage": 8, "IntStorage": 4,
@@ -58,11 +58,11 @@ class Tensor(NamedTuple):
         return True
 
 
-def tensor_of(node: Any) -> Optional[Tensor]:
+def tensor_of(node: Value) -> Optional[Tensor]:
     """Return the tensor of a node, or of a parameter; None for any other node."""
     if is_call(node, "torch._utils", "_rebuild_parameter", "_rebuild_parameter_with_state"):
         node = (items_of(node.arguments) or [None])[0]
-    arguments: Any = node.arguments if type(node) is Made else None
+    arguments: Value = node.arguments if type(node) is Made else None
     if is_call(node, "torch._tensor", "_rebuild_from_type_v2"):  # a tensor with attributes of its own
         function, _, arguments = (*(items_of(arguments) or []), None, None, None)[:3]
     else:
@@ -76,7 +76,7 @@ def tensor_of(node: Any) -> Optional[Tensor]:
     return Tensor(node, arguments, name[0], name[1], offset, shape, strides)
 
 
-def storage_of(node: Any) -> Optional[Tuple[str, str]]:
+def storage_of(node: Value) -> Optional[Tuple[str, str]]:
     """Return the class of a storage and its name; None for any other node."""
     key = items_of(node.key, "tuple") if type(node) is Persistent else None
     if key is None or len(key) != 5 or key[0] != "storage" or type(key[1]) is not Global or type(key[2]) is not str:
@@ -84,7 +84,7 @@ def storage_of(node: Any) -> Optional[Tuple[str, str]]:
     return key[1].name, key[2]
 
 
-def shape_of(node: Any) -> Optional[Tuple[int, ...]]:
+def shape_of(node: Value) -> Optional[Tuple[int, ...]]:
     """Return the sizes of a shape, in numbers; None for any other node."""
     items = items_of(node, "tuple")
     if items is None and is_call(node, "torch", "Size"):
@@ -105,7 +105,7 @@ def make_flat(tensor: Tensor, name: str, count: int) -> None:
     arguments[:4] = [storage, 0, Items("tuple", [count]), Items("tuple", [1])]
 
 
-def name_storages(tree: Any) -> List[Tuple[str, str]]:
+def name_storages(tree: Value) -> List[Tuple[str, str]]:
     """Number all storages in their order, as ``torch.save`` does.
 
     Return pairs of old and new name.
@@ -120,9 +120,9 @@ def name_storages(tree: Any) -> List[Tuple[str, str]]:
     return list(names.items())
 
 
-def walk(tree: Any) -> Iterator[Any]:
+def walk(tree: Value) -> Iterator[Value]:
     """Yield every node of a tree once, in the order of its pickle."""
-    stack: List[Any] = [tree]
+    stack: List[Value] = [tree]
     seen: Set[int] = set()
     while stack:
         node = stack.pop()
@@ -133,7 +133,7 @@ def walk(tree: Any) -> Iterator[Any]:
         stack.extend(reversed(_children(node)))
 
 
-def _children(node: Any) -> List[Any]:
+def _children(node: Value) -> List[Value]:
     if type(node) is Items:
         return node.items
     if type(node) is Pairs:
@@ -146,7 +146,7 @@ def _children(node: Any) -> List[Any]:
     return children
 
 
-def first_difference(tree: Any, other: Any, same: Callable[[Any, Any], Optional[bool]], path: str = "") -> str:
+def first_difference(tree: Value, other: Value, same: Callable[[Value, Value], Optional[bool]], path: str = "") -> str:
     """Return the place where two trees differ; empty where they are equal.
 
     ``same``: decides on two nodes by themselves; None: compare what is in them.
@@ -170,9 +170,9 @@ def first_difference(tree: Any, other: Any, same: Callable[[Any, Any], Optional[
     return ""
 
 
-def _named(node: Any) -> List[Tuple[str, Any]]:
+def _named(node: Value) -> List[Tuple[str, Value]]:
     """Return what is in a dict or an object, each with a name for messages."""
-    named: List[Tuple[str, Any]] = []
+    named: List[Tuple[str, Value]] = []
     pairs = node.pairs if type(node) is Pairs else []
     if type(node) is Made:
         named = [("function", node.function), ("arguments", node.arguments), ("keywords", node.keywords)]
@@ -187,11 +187,11 @@ def _named(node: Any) -> List[Tuple[str, Any]]:
     return named
 
 
-def cloned(node: Any, mark: str) -> Any:
+def cloned(node: Value, mark: str) -> Value:
     """Return a copy of a node whose storages have ``mark`` after their names."""
-    copies: Dict[int, Any] = {}
+    copies: Dict[int, Value] = {}
 
-    def copy(value: Any) -> Any:
+    def copy(value: Value) -> Value:
         if type(value) not in (Items, Pairs, Made, Persistent):
             return value
         if id(value) not in copies:
@@ -206,7 +206,7 @@ def cloned(node: Any, mark: str) -> Any:
     return result
 
 
-def _copied(node: Any, copy: Callable[[Any], Any]) -> Any:
+def _copied(node: Value, copy: Callable[[Value], Value]) -> Value:
     if type(node) is Items:
         return Items(node.kind, [copy(item) for item in node.items])
     if type(node) is Pairs:
@@ -222,7 +222,7 @@ def _copied(node: Any, copy: Callable[[Any], Any]) -> Any:
     return made
 
 
-def ordered_dict(pairs: List[List[Any]]) -> Made:
+def ordered_dict(pairs: List[List[Value]]) -> Made:
     """Return an ordered dict with these pairs."""
     made = Made("REDUCE", Global("collections", "OrderedDict"), Items("tuple", []))
     if pairs:

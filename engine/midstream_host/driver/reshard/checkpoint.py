@@ -10,7 +10,7 @@ import hashlib
 import os
 import posixpath
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
@@ -29,7 +29,7 @@ from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
 from midstream_host.driver.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
 from midstream_host.formats import pickle_tree
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
+from midstream_host.formats.pickle_tree import Value, items_of, pairs_of, value_of
 from midstream_host.formats.torch_tree import shape_of
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
@@ -46,7 +46,7 @@ class ModelFile(NamedTuple):
     """A file with a rank's model, and its pickle's tree."""
 
     archive: Archive
-    tree: Any
+    tree: Value
 
     @classmethod
     def read(cls, path: str) -> ModelFile:
@@ -59,7 +59,7 @@ class ModelFile(NamedTuple):
             shown = message if message.startswith(archive.name) else "{}: {}".format(archive.name, message)
             raise FormatError(shown) from None
 
-    def setting(self, name: str) -> Any:
+    def setting(self, name: str) -> Value:
         """Return a stored setting of ``zero_optimization``; None where there is none."""
         return value_of(value_of(value_of(self.tree, "ds_config"), "zero_optimization"), name)
 

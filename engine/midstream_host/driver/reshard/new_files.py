@@ -5,7 +5,7 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from midstream_host.driver.reshard.checkpoint import ModelFile, ModelRank, StoredCheckpoint, optimizer_name
 from midstream_host.driver.reshard.division import Division, Piece
@@ -13,7 +13,7 @@ from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
 from midstream_host.driver.reshard.segments import Archive, Segment, copy_segments, joined, zeros
 from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Items, Made, Pairs, Step, items_of, pairs_of, set_value, value_of
+from midstream_host.formats.pickle_tree import Items, Made, Pairs, Step, Value, items_of, pairs_of, set_value, value_of
 from midstream_host.formats.torch_tree import Tensor, tensor_of
 from midstream_host.formats.torch_writer import NewMember, text_member
 
@@ -98,7 +98,7 @@ def _set_addresses(model_rank: ModelRank, file: OptimizerFile, target: Division,
     if items_of(value_of(file.state, "param_slice_mappings")) is None:
         return
     sample = _address(model_rank)
-    mappings: List[Any] = []
+    mappings: List[Value] = []
     for flat, group in enumerate(target.group_of):
         held = {parameter.name: piece for parameter, piece in target.of_rank(rank, flat)}
         names = [parameter.name for parameter in model_rank.order[group] if parameter.name in held]
@@ -119,7 +119,7 @@ def _address(model_rank: ModelRank) -> Made:
     raise FormatError("{}: its param_slice_mappings are in no form that is known".format(model_rank.first.archive.name))
 
 
-def _fields(address: Made) -> Set[Any]:
+def _fields(address: Made) -> Set[Value]:
     state = address.steps[-1].values[0] if address.steps else None
     return {name for name, _ in pairs_of(state) or []}
 
@@ -159,9 +159,9 @@ def _model_file(model: ModelFile, model_rank: Optional[ModelRank], ranks: int, r
     return NewFile(name, model.archive.folder, _members(model.archive, tree, contents))
 
 
-def _set_shapes(tree: Any, model_rank: ModelRank, target: Division) -> None:
+def _set_shapes(tree: Value, model_rank: ModelRank, target: Division) -> None:
     """Set the order and the subgroups that the parameters have in the target."""
-    shapes: Dict[Tuple[int, str], Any] = {}
+    shapes: Dict[Tuple[int, str], Value] = {}
     stored = items_of(value_of(tree, "param_shapes")) or []
     for group, named in zip(model_rank.division.group_of, stored):
         shapes.update({(group, name): shape for name, shape in pairs_of(named) or []})
@@ -172,7 +172,7 @@ def _set_shapes(tree: Any, model_rank: ModelRank, target: Division) -> None:
     set_value(tree, "param_shapes", Items("list", list(divided)))
 
 
-def _frozen(tree: Any, model_rank: ModelRank, ranks: int, rank: int) -> Dict[str, List[Segment]]:
+def _frozen(tree: Value, model_rank: ModelRank, ranks: int, rank: int) -> Dict[str, List[Segment]]:
     """Divide the frozen parameters of ZeRO 3; return their contents.
 
     Raises FormatError.
@@ -212,7 +212,7 @@ def _fragment(model: ModelFile, name: str, tensor: Optional[Tensor], start: int,
     return Segment(model.archive, member, (first + start) * tensor.width, (first + stop) * tensor.width)
 
 
-def _members(archive: Archive, tree: Any, contents: Dict[str, List[Segment]]) -> List[NewMember]:
+def _members(archive: Archive, tree: Value, contents: Dict[str, List[Segment]]) -> List[NewMember]:
     """Return the members of an archive with another pickle.
 
     Storages without new contents stay what they are.

@@ -5,12 +5,12 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from midstream_host.driver.reshard.segments import Archive, Segment
 from midstream_host.formats import pickle_tree, torch_tree
 from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
+from midstream_host.formats.pickle_tree import Value, items_of, pairs_of, value_of
 from midstream_host.formats.torch_tree import Tensor, tensor_of
 
 FP32 = "fp32"
@@ -63,12 +63,12 @@ class OptimizerFile:
             raise FormatError("it has {} flat tensors, and its groups have {}".format(
                 len(self.masters), len(identifiers)))  # fmt: skip
         self.flats: List[Dict[str, Tensor]] = []
-        self.states: List[Any] = []
+        self.states: List[Value] = []
         for master, number in zip(self.masters, identifiers):
             self.states.append(value_of(value_of(self.base, "state"), number))
             self.flats.append(self._flat(master, self.states[-1]))
 
-    def _flat(self, master: Any, state: Any) -> Dict[str, Tensor]:
+    def _flat(self, master: Value, state: Value) -> Dict[str, Tensor]:
         """Return the tensors that are divided over ranks, of one flat tensor."""
         tensor = tensor_of(master)
         if tensor is None or len(tensor.shape) != 1:
@@ -113,7 +113,7 @@ class OptimizerFile:
             divided.update(id(tensor.node) for tensors in file.flats for tensor in tensors.values())
             divided.update(id(value_of(file.state, key)) for key in ("group_paddings", "param_slice_mappings"))
 
-        def same(value: Any, other_value: Any) -> Optional[bool]:
+        def same(value: Value, other_value: Value) -> Optional[bool]:
             if id(value) in divided or id(other_value) in divided:
                 return id(value) in divided and id(other_value) in divided
             first, second = tensor_of(value), tensor_of(other_value)
@@ -136,7 +136,7 @@ class OptimizerFile:
         return b"".join(bytes(block) for block, _ in self.archive.blocks("data/" + tensor.storage, start, start + size))
 
 
-def number_of(node: Any) -> Optional[int]:
+def number_of(node: Value) -> Optional[int]:
     """Return a plain integer, or that of an enumeration; None for any other node."""
     if type(node) is pickle_tree.Made:
         node = (items_of(node.arguments) or [None])[0]
