@@ -33,7 +33,7 @@ from midstream_core import records
 from midstream_core.attempt import status_file
 from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
-from midstream_host.runs import process_start, slurm
+from midstream_host.runs import process_start, record_repair, slurm
 from simulation import buckets, copies, engine, groups, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
@@ -367,6 +367,14 @@ def _try_links(listener: host_links.LinkListener, others: Sequence[links.Simulat
     return [host_links.HostLink(other.name, listener.host, listener.addresses[0], 0.001) for other in others]
 
 
+def _engines() -> list[tuple[int, list[str]]]:
+    """Return the engines of the caller's machine, as ``/proc`` has them."""
+    caller = present()
+    assert caller is not None
+    found = caller.machine.processes.values()
+    return [(process.pid, ["midstream_engine.train", RUN]) for process in found if process.name.startswith("engine")]
+
+
 def _clock_skew(host: links.SimulatedHost) -> float:
     """Return the seconds that a host's clock is ahead of the caller's, after a call of it."""
     host.connect()
@@ -421,6 +429,7 @@ def install() -> None:
     replace_everywhere(target_checks.clock_skew, _clock_skew)
     replace_everywhere(input_check._read, _read_config)
     replace_everywhere(inventory.collect, dict)
+    replace_everywhere(record_repair._engines, _engines)
     replace_everywhere(slurm.query_in_background, lambda: None)
     stub = Path(__file__).parent / "package"
     replace_everywhere(bundle.packages_directory, lambda: stub)
