@@ -77,8 +77,9 @@ def run_tui(
             app.call_later(app.exit)
 
     layout = SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path)
-    if not layout.has_theme and is_light():
-        layout.theme = palette.LIGHT
+    if not layout.has_theme:  # of the first start alone
+        layout.theme = palette.LIGHT if is_light() else layout.theme
+        layout.save()
     keys = _own_keys()
     app = MidstreamApp(
         session,
