@@ -71,6 +71,11 @@ simulate: $(STAMP)  ## simulated migrations with faults: SECONDS=60, or SEED=N f
 test-browser: $(STAMP)  ## the tests that open a report in a browser (needs Debian's chromium)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/browser $(ARGS)
 
+# The summary grows while it runs: simulation-night.md.
+NIGHT ?= 28800
+simulate-night: $(STAMP)  ## every single fault, pairs of faults, then drawn ones, on all cores: NIGHT=28800 seconds, FIRST=seed
+	@nice -n 10 $(BIN)/python tests/simulation/simulate.py --night --seconds $(NIGHT) --seeds $(or $(FIRST),0):1000000000 $(ARGS)
+
 # An environment of its own: jax's packages for accelerators take 2 GB and more.
 ACCELERATOR ?= cuda12
 $(VENV)/accelerator/.$(ACCELERATOR): $(STAMP) locks/dev.txt locks/engine-$(ACCELERATOR).txt
@@ -162,4 +167,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate coverage test-browser test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean
+.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate simulate-night coverage test-browser test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean

@@ -38,7 +38,7 @@ _SPEC.loader.exec_module(imports)
 
 
 def reshard_once(source: str, target: str, ranks: str) -> dict[str, float]:
-    from midstream_host.reshard.reshard import reshard, tag_of
+    from midstream_host.driver.reshard.reshard import reshard, tag_of
 
     imports.drop(source)
     with imports.Peak() as peak:

@@ -1,15 +1,17 @@
 #!/bin/sh
 # DeepSpeed's ZeRO 3 gives every group of parameters the settings of the first one when it loads a universal checkpoint:
 # learning rate and weight decay of the other groups are lost without a word, and stay so unless a scheduler sets the
-# rate again; weight decay is never set again. An ordinary checkpoint of ZeRO 3, and a universal one of ZeRO 1, keep them.
+# rate again; weight decay is never set again. The subgroups share one count of updates, so with two of them each update
+# counts twice, and Adam's bias correction runs ahead. An ordinary checkpoint of ZeRO 3, and a universal one of ZeRO 1,
+# keep both.
 #
-# Seen with deepspeed 0.19.8, torch 2.13.0, numpy 2.3.5 (Python 3.11, CPU):
+# Seen with deepspeed 0.19.8, torch 2.13.0, numpy 2.3.5 (Python 3.11, CPU); a checkpoint after one update:
 #
 #   script:              (0.1, 0.1) (0.01, 0.0)
-#   ZeRO 1, ordinary:    (0.1, 0.1) (0.01, 0.0)
-#   ZeRO 1, universal:   (0.1, 0.1) (0.01, 0.0)
-#   ZeRO 3, ordinary:    (0.1, 0.1) (0.01, 0.0)
-#   ZeRO 3, universal:   (0.1, 0.1) (0.1, 0.1)
+#   ZeRO 1, ordinary:    (0.1, 0.1) (0.01, 0.0); the second update is number [2]
+#   ZeRO 1, universal:   (0.1, 0.1) (0.01, 0.0); the second update is number [2]
+#   ZeRO 3, ordinary:    (0.1, 0.1) (0.01, 0.0); the second update is number [2]
+#   ZeRO 3, universal:   (0.1, 0.1) (0.1, 0.1); the second update is number [3]
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -48,11 +50,15 @@ def engine_of(stage, universal):
 def settings(engine):
     return [(group["lr"], group["weight_decay"]) for group in engine.optimizer.param_groups]
 
-found = {"script": WRITTEN}
-for stage in (1, 3):
-    engine = engine_of(stage, False)
+def update(engine):
     engine.backward(engine(torch.ones(2, 4)).sum())
     engine.step()
+    return sorted({int(state["step"]) for state in engine.optimizer.optimizer.state.values()})
+
+found, counts = {"script": WRITTEN}, {}
+for stage in (1, 3):
+    engine = engine_of(stage, False)
+    update(engine)
     engine.save_checkpoint(f"stage{stage}", tag="a")
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", f"stage{stage}/a",
                "--output_folder", f"universal{stage}/a", "--inject_missing_state",
@@ -61,9 +67,14 @@ for stage in (1, 3):
     for universal, folder in ((False, f"stage{stage}"), (True, f"universal{stage}")):
         engine = engine_of(stage, universal)
         engine.load_checkpoint(folder, tag="a")
-        found[f"ZeRO {stage}, {'universal' if universal else 'ordinary'}"] = settings(engine)
+        name = f"ZeRO {stage}, {'universal' if universal else 'ordinary'}"
+        found[name] = settings(engine)
+        counts[name] = update(engine)
 for name, groups in found.items():
-    print(f"{name + ':':20} {' '.join(map(str, groups))}")
+    count = f"; the second update is number {counts[name]}" if name in counts else ""
+    print(f"{name + ':':20} {' '.join(map(str, groups))}{count}")
+assert counts.pop("ZeRO 3, universal") == [3]
+assert all(count == [2] for count in counts.values())
 assert found.pop("ZeRO 3, universal") == [WRITTEN[0]] * 2
 assert all(groups == WRITTEN for groups in found.values())
 EOF

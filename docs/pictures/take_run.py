@@ -2,8 +2,8 @@
 
     python docs/pictures/take_run.py [STEPS]
 
-It trains `configs/gpt2_nano.yaml` on a local host, migrates it to another one after STEPS updates, and opens the terminal
-UI in tmux, where the key P saves each picture.
+It trains `configs/gpt2_nano.yaml` on a local host, migrates it to another one after STEPS updates, and opens the
+terminal UI in tmux, where the key P saves each picture.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ def take(directory: Path, env: dict[str, str]) -> None:
     terminal.press("2", "Enter")
     terminal.wait(lambda screen: "1 Curves" in screen and "training" in screen, "its curve")
     save(terminal, directory, "run")
-    terminal.press("Escape", "3", "Enter", "2")
+    terminal.press("Escape")
+    terminal.wait(lambda screen: "3 Migrations" in screen, "the list of runs")
+    terminal.press("3", "Enter")
+    terminal.wait(lambda screen: "2 Certificate" in screen, "the migration")
+    terminal.press("2")
     terminal.wait(lambda screen: "verified" in screen, "the certificate")
     save(terminal, directory, "certificate")
     terminal.close()
@@ -73,7 +77,7 @@ def take(directory: Path, env: dict[str, str]) -> None:
 def save(terminal: Terminal, directory: Path, name: str) -> None:
     """Save the screen as a picture of the docs; its notification is not on it."""
     terminal.press("P")
-    terminal.wait(lambda screen: "saved: " in screen, "the picture")
+    terminal.wait(lambda _: [*(directory / "state").rglob("screen-*.svg")], "the picture")
     [file] = (directory / "state").rglob("screen-*.svg")
     shutil.move(file, PICTURES / f"{name}.svg")
 

@@ -84,7 +84,7 @@ def parse(name: str) -> AcceleratorType | None:
     return None
 
 
-def known(name: str) -> AcceleratorType | None:
+def lookup(name: str) -> AcceleratorType | None:
     """Return accelerators by their name; None where the table lacks it, or it is none."""
     try:
         return parse(name)

@@ -66,7 +66,7 @@ class Vocabulary:
 
     inert = False
 
-    def known(self, module: str, name: str) -> bool:  # noqa: ARG002  for those that allow some
+    def allows(self, module: str, name: str) -> bool:  # noqa: ARG002  for those that allow some
         """Return whether the pickle may name a global."""
         return False
 
@@ -199,7 +199,7 @@ class _Machine:
             attribute, module = self._stack.pop(), self._stack.pop()
             if type(attribute) is not str or type(module) is not str:
                 raise PickleError("broken pickle: a global whose name is no text")
-        if not self._vocabulary.known(module, attribute):
+        if not self._vocabulary.allows(module, attribute):
             raise PickleError(f"the global {module}.{attribute} is not allowed in a checkpoint"[:300])
         self._stack.append(Global(module, attribute))
 

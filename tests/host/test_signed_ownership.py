@@ -66,9 +66,7 @@ def test_suspended_process_is_refused_after_a_rollback(run: RunDirectory, allow:
     assert not os.path.exists(run.paths.ownership)
 
 
-def test_rollback_that_left_the_target_open_is_refused_after_a_permission(
-    run: RunDirectory, allow: Callable[..., None]
-) -> None:
+def test_open_target_with_a_permission_refuses_a_rollback(run: RunDirectory, allow: Callable[..., None]) -> None:
     """The permission may come after the rollback has looked whether the target was started."""
     back = records.Fence.read(run.paths.fence).rolled_back("one", 5)
     allow("p1")
@@ -80,9 +78,7 @@ def test_rollback_that_left_the_target_open_is_refused_after_a_permission(
     assert records.Fence.read(run.paths.fence).epoch == 3, "its own permission"
 
 
-def test_rollback_that_closed_the_target_goes_back_after_a_permission(
-    run: RunDirectory, allow: Callable[..., None]
-) -> None:
+def test_closed_target_with_a_permission_allows_a_rollback(run: RunDirectory, allow: Callable[..., None]) -> None:
     back = records.Fence.read(run.paths.fence).rolled_back("one", 5)
     allow("p1")
     assert ownership.put_fence(run.paths.root, "r", back.to_json(), "m").epoch == 3

@@ -239,6 +239,17 @@ def test_empty_status_is_repaired_from_metrics(fleet: Fleet, run: RunDirectory) 
     assert "lost" in out
 
 
+def test_status_of_a_standby_that_was_to_take_over_is_repaired(fleet: Fleet) -> None:
+    """A power cut of the target damaged it; on the old code nothing determined it, and the rollback waited for ever."""
+    _, target = moved(fleet)
+    records.Command(records.RESTORE, 3, "step-12-a002", migration="m-2").write(target.attempt(3).command_file)
+    records.write_json(target.attempt(3).launched(), {**dead_process().to_json(), "argv": []})
+    Path(target.attempt(3).status()).write_bytes(b"")
+    fleet.repaired("solo", "--on", "there")
+    status = records.Status.read(target.attempt(3).status())
+    assert (status.epoch, status.step, status.checkpoint) == (3, 0, None)
+
+
 def test_damaged_checkpoint_is_neither_used_nor_deleted(fleet: Fleet, run: RunDirectory) -> None:
     name = run.checkpoint(20)
     manifest = Path(run.paths.checkpoint(name), records.MANIFEST)

@@ -200,7 +200,7 @@ def _size(path: str) -> tuple[bool, int]:
 
 def _opened(path: Any, flags: int, *rest: Any, **given: Any) -> int:
     writes = flags & (os.O_WRONLY | os.O_RDWR)
-    path = os.fspath(path) if writes and not isinstance(path, int) else path
+    path = os.fspath(path) if writes else path
     disk = _disk(path) if writes and not given else None
     if disk is None:
         return _open(path, flags, *rest, **given)
@@ -212,7 +212,7 @@ def _opened(path: Any, flags: int, *rest: Any, **given: Any) -> int:
 
 def _opened_file(file: Any, mode: str = "r", *rest: Any, **given: Any) -> Any:
     writes = bool(set("wax+") & set(mode)) and not isinstance(file, int)
-    path = os.fspath(file) if writes else file
+    path = str(file)
     disk = _disk(path) if writes else None
     if disk is None:
         return _open_file(file, mode, *rest, **given)

@@ -80,6 +80,7 @@ class History:
     starts: list[Start] = field(default_factory=list)
     training: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # process -> (epoch, start)
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
+    doubles: list[str] = field(default_factory=list)  # second processes of an attempt that was running
 
     def clear(self) -> None:
         """Forget everything."""
@@ -88,6 +89,7 @@ class History:
         self.starts.clear()
         self.training.clear()
         self.seals.clear()
+        self.doubles.clear()
 
 
 HISTORY = History()

@@ -52,12 +52,14 @@ class Fault:
 
 def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
     """Draw faults for a migration of about so many calls."""
-    found: list[Fault] = []
-    for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)])):
-        kind = dice.choice(WEIGHTED)
-        lasting = kind.startswith(LASTING)
-        found.append(Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if lasting else 0.0))
+    found = [draw_fault(dice, calls) for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)]))]
     return sorted(found, key=lambda fault: fault.call)
+
+
+def draw_fault(dice: random.Random, calls: int) -> Fault:
+    """Draw a fault of a migration of about so many calls."""
+    kind = dice.choice(WEIGHTED)
+    return Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if kind.startswith(LASTING) else 0.0)
 
 
 class Strikes:

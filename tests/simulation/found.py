@@ -17,12 +17,16 @@ FOUND = (
     _found(34, "copied state", "live", "disk", "62:request lost,78:keep state"),
     # A migration went on that a copy of its files had rolled back before it locked the run.
     _found(3001, "copied state", "live", "disk", "97:fill target:60,102:cut source:60,127:fill source:5"),
-    # A power cut tore the target's status, and the migration waited for a week.
+    # A power cut damaged the target's status, and the migration waited for a week.
     _found(2000054, "and back", "cold", "disk", "13:kill after line,34:crash target:700,84:crash target:5"),
     # The target's root was restored from before the migration: no line said how to go on from the bucket.
     _found(2100045, "migrate", "cold", "bucket without conditions", "0:snapshot target:60"),
     # The source's root was restored: the repair left its fence at an earlier ownership, under which nothing can save.
     _found(2200048, "roll back", "cold", "bucket", "28:snapshot source:60,31:cut target:5,33:fill target:4000"),
+    # A power cut damaged the status of a standby that was to take over: no repair determined it.
+    _found(2500055, "roll back", "warm", "bucket", "68:crash target:700,72:cut bucket:4000"),
+    # The source's full disk rolled back what the target had done; and the sealed checkpoint had left the bucket.
+    _found(2600010, "liar", "warm", "bucket", "68:fill operator:5,72:fill source:700"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

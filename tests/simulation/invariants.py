@@ -23,6 +23,8 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
     A start commits only while no newer start has committed, each start continues the newest commit before it, and no
     step is committed twice. ``consents``: steps to which a user has agreed to go back.
     """
+    if engine.HISTORY.doubles:
+        raise BrokenError(f"a running attempt was started again: {engine.HISTORY.doubles}")
     for before, after in pairwise(commits):
         if (after.epoch, after.start) < (before.epoch, before.start):
             raise BrokenError(f"an older start has committed after a newer one: {before} {after}")

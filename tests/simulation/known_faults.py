@@ -128,7 +128,7 @@ def _close_if_it_answers(migration: Any, back: Any) -> None:
 
 @known
 def start_numbers_do_not_rise() -> None:
-    """Two starts of one epoch had one number."""
+    """Two starts of one ownership had one number."""
     real = start_number._next
 
     def next_fence(paths: Any, epoch: int, fence: Any, newest: Any) -> Any:
@@ -216,7 +216,7 @@ def migration_lock_is_shared() -> None:
 
 @known
 def largest_epoch_is_believed() -> None:
-    """The largest epoch that any host showed was the run's: a liar stopped the honest run's migration."""
+    """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
     from midstream.watch.snapshot import Snapshot
 
     Snapshot.believed = lambda self, run_id: sorted(  # type: ignore[method-assign]
@@ -265,6 +265,13 @@ def standby_is_taken_for_the_run() -> None:
     from midstream.migrate.steps import prepare_standby
 
     replace_everywhere(prepare_standby.adopt_standby, lambda migration: None)
+
+
+@known
+def fence_is_not_durable() -> None:
+    """A fence was not synchronized with the disk: a power cut left a partial or an older one."""
+    real = records.Fence.write
+    records.Fence.write = lambda self, path, *, durable=True: real(self, path, durable=False)  # type: ignore[method-assign]
 
 
 def _declared_like(real: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,65 +6,99 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from simulation.cooperative import REAL_CLOCK
 from simulation.known_faults import KNOWN
 from simulation.machines import REAL_EXIT
-from simulation.runner import children_seconds, fork_schedule
+from simulation.runner import children_seconds, fork_schedule, single_faults
 from simulation.schedules import Schedule
-from simulation.shrink import broken_invariant
+from simulation.shrink import broken_invariant, replay_flags
 
 LIMIT = 300.0  # seconds of a core for one fault
 INVARIANT = "BrokenError"
 HEAD = """# Known faults that simulations find
 
-After this page you know which faults of the project's history `make simulate` finds again, and how soon.
+After this page you know which faults of the project's history simulations find again, and how soon.
 
-Each was put back into the program, alone, and schedules were drawn from seed 0 on until one broke an invariant that it
-keeps without the fault, with at most {limit:.0f} s of a core for each fault. `make simulate ARGS=--known-all` makes this page;
-`make simulate SEED=N ARGS="--known FAULT"` tells a schedule's story.
+Each was put back into the program, alone, and schedules were run until one broke an invariant that it keeps without the
+fault, with at most {limit:.0f} s of a core for each. Schedules are drawn from seed 0 on, within one scenario where the table names
+it, or have one fault at each call in turn. `make simulate ARGS="--known-all FAULT..."` writes these lines;
+`make simulate ARGS="--known FAULT"` prints and shrinks the first story.
 
-| fault | what it was | seed that finds it | schedules | seconds of a core | what breaks |
+| fault | what it was | schedules | number of them | seconds of a core | schedule that finds it |
 | --- | --- | --- | --- | --- | --- |
 """  # noqa: E501
+# Schedules that a fault is looked for in: a scenario, or kinds of single faults. Without an entry: all.
+SCENARIO = {
+    "migration_lock_is_shared": "two at once",
+    "rollback_leaves_nothing_running": "roll back",
+    "rollback_leaves_target": "roll back",
+    "fence_goes_back": "copied state",
+    "suspended_process_starts_the_target": "copied state",
+    "source_permits_any_process": "copied state",
+    "silence_of_the_journal": "copied state",
+    "restored_journal_is_believed": "copied state",
+    "largest_epoch_is_believed": "liar",
+}
+SINGLE = {
+    "start_is_repeated": ("answer lost",),
+    "present_attempt_is_not_adopted": ("answer lost", "kill process after"),
+    "older_checkpoint_is_restored": ("kill engine",),
+    "start_numbers_do_not_rise": ("kill engine",),
+    "relaunch_runs_once": ("kill engine", "crash target"),
+    "lost_contact_rolls_back": ("cut target",),
+    "standby_is_taken_for_the_run": ("kill process after",),
+    "fence_is_not_durable": ("crash source", "crash target"),
+    "run_passes_on_unnoticed": ("freeze process",),
+}
+
+
+def schedules_of(name: str) -> Iterator[Schedule]:
+    """Yield the schedules that a fault is looked for in."""
+    if name in SINGLE:
+        return chain(single_faults(SINGLE[name]), (Schedule(seed) for seed in count()))
+    return (Schedule(seed, scenario=SCENARIO.get(name, "")) for seed in count())
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How soon a fault was found. ``invariant`` is empty where it was not."""
+    """Search for a fault. ``schedule`` is None where none was found."""
 
     name: str
     schedules: int
     seconds: float
-    seed: int = 0
+    schedule: Schedule | None = None
     invariant: str = ""
 
     def row(self) -> str:
         """Return the row of the table."""
         described = (KNOWN[self.name].__doc__ or "").strip()
-        if not self.invariant:
-            return f"| `{self.name}` | {described} | **none** | {self.schedules} | {self.seconds:.0f} | |"
-        broken = self.invariant.partition(": ")[2].replace("|", "/").strip(" #:")
-        cells = (f"`{self.name}`", described, self.seed, self.schedules, f"{self.seconds:.1f}", broken)
+        source = SCENARIO.get(self.name, "drawn")
+        if self.name in SINGLE:
+            source = " or ".join(SINGLE[self.name]) + " at each call"
+        shown = "**not found**"
+        if self.schedule is not None:
+            shown = f"`SEED={self.schedule.seed}` `{replay_flags(self.schedule)}`"
+        cells = f"`{self.name}`", described, source, self.schedules, f"{self.seconds:.1f}", shown
         return f"| {' | '.join(map(str, cells))} |"
 
 
 def find(name: str, directory: str, limit: float) -> Finding:
-    """Draw schedules until one breaks an invariant with the fault, and none without it."""
+    """Run schedules until one breaks an invariant with the fault, and none without it."""
     first, spent = 0, 0.0
     while True:
         finding = _search_in_child(name, directory, first, limit - spent)
         spent += finding.seconds
-        if not finding.invariant or not fork_schedule(Schedule(finding.seed), directory).broken:
+        if finding.schedule is None or not fork_schedule(finding.schedule, directory).broken:
             return replace(finding, seconds=spent)
-        print(f"seed {finding.seed} breaks an invariant without a fault too", flush=True)
-        first = finding.seed + 1
+        print(f"{finding.schedule.story()} breaks an invariant without the fault too", flush=True)
+        first = finding.schedules
 
 
 def _search_in_child(name: str, directory: str, first: int, limit: float) -> Finding:
-    """Put a fault back in a child of this process, and draw schedules there from a seed on."""
+    """Put a fault back in a child of this process, and run schedules there from a number on."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -81,13 +115,16 @@ def _search_in_child(name: str, directory: str, first: int, limit: float) -> Fin
 
 
 def _search(name: str, directory: str, first: int, limit: float) -> Finding:
-    spent, invariant = 0.0, ""
     begun = children_seconds()
-    for seed in count(first):
-        outcome = fork_schedule(Schedule(seed), directory)
+    for number, schedule in enumerate(schedules_of(name)):
+        if number < first:
+            continue
+        outcome = fork_schedule(schedule, directory)
         spent, invariant = children_seconds() - begun, broken_invariant(outcome)
-        if invariant.startswith(INVARIANT) or spent > limit:
-            return Finding(name, seed + 1, spent, seed, invariant if invariant.startswith(INVARIANT) else "")
+        if invariant.startswith(INVARIANT):
+            return Finding(name, number + 1, spent, outcome.schedule, invariant)
+        if spent > limit:
+            return Finding(name, number + 1, spent)
     raise AssertionError("seeds have no end")
 
 
@@ -101,5 +138,8 @@ def findings(names: Iterable[str], directory: str, limit: float) -> Iterator[Fin
 
 
 def write_page(found: Iterable[Finding], page: Path, limit: float) -> None:
-    """Write the page of the docs."""
-    page.write_text(HEAD.format(limit=limit) + "".join(f"{finding.row()}\n" for finding in found))
+    """Write the page of the docs. Rows of other known faults stay."""
+    before = page.read_text().splitlines() if page.exists() else []
+    rows = {line.split("`")[1]: line for line in before if line.startswith("| `")}
+    rows |= {finding.name: finding.row() for finding in found}
+    page.write_text(HEAD.format(limit=limit) + "".join(f"{rows[name]}\n" for name in sorted(KNOWN) if name in rows))

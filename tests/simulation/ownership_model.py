@@ -1,8 +1,8 @@
 """Abstract model of a run's ownership during a migration, explored breadth first to its end.
 
 One migration of a run from host ``A`` to host ``B``, a rollback by a second operator who has an older copy of the state
-directory, a second migration, an engine that dies and is requeued. Every call may take effect while its answer is lost:
-the caller makes it again. `ownership_rules` has what the hosts do; here is in which order programs call them.
+directory, a second migration, an engine that exits and is requeued. Every call may take effect while its answer is
+lost: the caller makes it again. `ownership_rules` has what the hosts do; here is in which order programs call them.
 """
 
 from __future__ import annotations
@@ -139,7 +139,10 @@ class Model:
             raise ModelError("two starts may commit")
 
     def _check_end(self, state: State) -> None:
-        """Check that a run trains where nothing more happens, unless an engine died or another migration has it."""
+        """Check that the run trains where nothing more happens.
+
+        Unless an engine has exited by itself, or another migration has the run.
+        """
         rollback = state.rollback
         self.explored.ends.add((state.process.at, None if rollback is None else rollback.at))
         given_up = rollback is not None and rollback.at == GIVEN_UP
@@ -201,7 +204,7 @@ class Model:
             return
         ended = state._replace(**{name: host._replace(engine=None)})
         if state.deaths:
-            yield f"engine {name} dies", ended._replace(deaths=state.deaths - 1, dead=(name, engine))
+            yield f"engine {name} exits", ended._replace(deaths=state.deaths - 1, dead=(name, engine))
         if engine.start is None:
             yield f"{name} takes a number", self._after(state, name, ended, "take_number")
             return

@@ -1,4 +1,4 @@
-"""What a host does with the records of a run, as an abstract model: values and rules without files.
+"""Rules of a host for the records of a run, as an abstract model without files.
 
 `test_ownership_model.py` runs the real functions beside these rules. A rule returns the host after a call, or raises
 Refused. Steps are numbers of saved checkpoints; times are left out but for "valid" and "expired".

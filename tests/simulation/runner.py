@@ -17,15 +17,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 
 from simulation import faults
 from simulation import world as worlds
 from simulation.cooperative import REAL_CLOCK
 from simulation.machines import REAL_EXIT
-from simulation.schedules import CALLS, GROUP, MODES, PLACES, SCENARIOS, Outcome, Schedule, run_schedule
-from simulation.shrink import broken_invariant, read_faults, replay_command, shrink
+from simulation.schedules import CALLS, GROUP, MODES, Outcome, Schedule, run_schedule
+from simulation.shrink import DRAWN, TRIALS, broken_invariant, read_faults, replay_command, shrink
 
 MOST = 60  # seconds of a core for one schedule
 PAGE = Path(__file__).parents[2] / "docs/explanation/simulation-known-faults.md"
@@ -39,7 +39,13 @@ def single_faults(kinds: Sequence[str]) -> Iterator[Schedule]:
             continue
         for call, kind in itertools.product(range(CALLS[mode]), kinds):
             seconds = 60.0 if kind.startswith(faults.LASTING) else 0.0
-            yield Schedule(0, "migrate", mode, (faults.Fault(call, kind, seconds),), place)
+            yield pinned(0, mode, (faults.Fault(call, kind, seconds),), place)
+
+
+def pinned(seed: int, mode: str, struck: tuple[faults.Fault, ...], place: str = "disk") -> Schedule:
+    """Return the simplest schedule of a mode and place with these faults."""
+    simplest = {name: values[0] for name, values in DRAWN.items()}
+    return Schedule(seed, **{**simplest, "mode": mode, "place": place}, faults=struck)
 
 
 def fork_schedule(schedule: Schedule, directory: str) -> Outcome:
@@ -76,7 +82,7 @@ def warm(directory: str) -> None:
     for mode in MODES:
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
-        outcome = run_schedule(Schedule(0, "migrate", mode, ()), directory)
+        outcome = run_schedule(pinned(0, mode, ()), directory)
         if outcome.broken:
             sys.exit("\n".join([outcome.broken, *outcome.story]))
 
@@ -92,7 +98,7 @@ def _profile(schedules: Iterator[Schedule], directory: str) -> int:
     return 0
 
 
-def told(outcome: Outcome) -> str:
+def story_of(outcome: Outcome) -> str:
     """Return the story of a schedule; lines that repeat are counted."""
     lines: list[str] = []
     for line, same in groupby(outcome.story):
@@ -104,10 +110,27 @@ def told(outcome: Outcome) -> str:
 class Campaign:
     """Runs schedules, and prints those that break an invariant."""
 
-    def __init__(self, directory: str, show: bool = False, known: str = "") -> None:
+    def __init__(
+        self,
+        directory: str,
+        show: bool = False,
+        known: str = "",
+        shrunk: set[str] | None = None,
+        trials: int = TRIALS,
+    ) -> None:
+        """Prepare to run schedules in a directory.
+
+        Args:
+            directory: It is removed before each schedule.
+            show: Print the story of each schedule.
+            known: Name of the known fault that was put back.
+            shrunk: Invariants for which a smaller schedule was printed; more are added.
+            trials: Schedules that are run at most to shrink one.
+        """
+        self._trials = trials
         self._directory, self._show, self._known = directory, show, known
         self._began = REAL_CLOCK()
-        self._shrunk: set[str] = set()  # invariants for which a smaller schedule was printed
+        self._shrunk = set[str]() if shrunk is None else shrunk
         self.done = self.broken = 0
 
     def spent(self) -> float:
@@ -126,16 +149,16 @@ class Campaign:
 
     def _print(self, outcome: Outcome) -> None:
         print(f"\nseed {outcome.schedule.seed}: {outcome.broken}")
-        print(told(outcome), flush=True)
+        print(story_of(outcome), flush=True)
         invariant = broken_invariant(outcome)
         if not invariant:
             return
         self.broken += 1
-        if invariant not in self._shrunk:
+        if self._trials and invariant not in self._shrunk:
             self._shrunk.add(invariant)
-            outcome = shrink(outcome, lambda schedule: fork_schedule(schedule, self._directory))
+            outcome = shrink(outcome, lambda schedule: fork_schedule(schedule, self._directory), self._trials)
             print(f"\nshrunk: {outcome.broken}")
-            print(told(outcome))
+            print(story_of(outcome))
         print(f"replay: {replay_command(outcome.schedule, self._known)}", flush=True)
 
     def summary(self) -> str:
@@ -152,18 +175,23 @@ def _flags() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(description="Simulate migrations with faults.")
     flags.add_argument("--seeds", default=f"0:{10**9}", help="FIRST:END")
     flags.add_argument("--seed", type=int, help="one seed, with its story")
-    flags.add_argument("--scenario", choices=dict.fromkeys(SCENARIOS), default="", help="in place of the drawn one")
-    flags.add_argument("--mode", choices=MODES, default="", help="in place of the drawn one")
-    flags.add_argument("--place", choices=dict.fromkeys(PLACES), default="", help="in place of the drawn one")
+    for name, values in DRAWN.items():
+        flags.add_argument(f"--{name}", choices=values, default="", help="in place of the drawn one")
     flags.add_argument("--faults", type=read_faults, help="in place of the drawn ones: CALL:KIND[:SECONDS],...")
     flags.add_argument("--seconds", type=float, default=0.0, help="end after that long")
+    flags.add_argument("--trials", type=int, default=TRIALS, help="schedules to run to shrink one; 0: none is shrunk")
     flags.add_argument("--show", action="store_true", help="print the story of each seed")
     flags.add_argument(
         "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
     )
     flags.add_argument("--found", action="store_true", help="the schedules that broke an invariant once (found.py)")
     flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
-    flags.add_argument("--known-all", action="store_true", help="put each of them back, and write the docs' table")
+    flags.add_argument(
+        "--known-all", nargs="*", metavar="NAME", help="put each of these or of all back, and write the docs' table"
+    )
+    flags.add_argument("--night", action="store_true", help="single faults, pairs, drawn ones, on all cores")
+    flags.add_argument("--workers", type=int, default=0, help="processes of --night; 0: one for each core")
+    flags.add_argument("--summary", type=Path, default=Path("simulation-night.md"), help="file of --night")
     flags.add_argument("--core-seconds", type=float, default=300.0, help="limit for each fault of --known-all")
     flags.add_argument(
         "--profile", action="store_true", help="run the seeds in this process, and print where time goes"
@@ -171,12 +199,14 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _known_all(directory: str, limit: float) -> int:
+def _known_all(names: Sequence[str], directory: str, limit: float) -> int:
     from simulation import known_table
 
-    found = list(known_table.findings(known_table.KNOWN, directory, limit))
-    known_table.write_page(found, PAGE, limit)
-    return 0 if all(finding.invariant for finding in found) else 1
+    missed = 0
+    for finding in known_table.findings(names or known_table.KNOWN, directory, limit):
+        known_table.write_page([finding], PAGE, limit)
+        missed += finding.schedule is None
+    return 1 if missed else 0
 
 
 def main() -> int:
@@ -191,20 +221,28 @@ def main() -> int:
         from simulation.known_faults import KNOWN
 
         KNOWN[options.known]()
-    if options.known_all:
-        return _known_all(directory, options.core_seconds)
-    schedules = (
-        Schedule(seed, options.scenario, options.mode, options.faults, options.place) for seed in range(first, end)
-    )
+    if options.night:
+        from simulation import night
+
+        workers = night.workers_of(options.workers)
+        return 1 if night.run(directory, options.seconds, night.phases_of(first), options.summary, workers) else 0
+    if options.known_all is not None:
+        return _known_all(options.known_all, directory, options.core_seconds)
+    given = {name: getattr(options, name) for name in (*DRAWN, "faults")}
+    schedules = (Schedule(seed, **given) for seed in range(first, end))
     if options.profile:
         return _profile(schedules, directory)
     if options.each is not None:
         schedules = single_faults(options.each or faults.KINDS)
+    elif options.known and options.seed is None:
+        from simulation.known_table import schedules_of
+
+        schedules = islice(schedules_of(options.known), first, end)
     if options.found:
         from simulation.found import FOUND
 
         schedules = iter(FOUND)
-    campaign = Campaign(directory, options.show, options.known)
+    campaign = Campaign(directory, options.show, options.known, trials=options.trials)
     campaign.run(schedules, options.seconds, most=1 if options.known else 0)
     print(f"\n{campaign.summary()}")
     shutil.rmtree(Path(directory).parent, ignore_errors=True)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, replace
+from dataclasses import astuple, fields, replace
 
+from simulation import schedules
 from simulation.faults import OUTAGES, Fault
-from simulation.schedules import MODES, SCENARIOS, Outcome, Schedule
+from simulation.schedules import Outcome, Schedule
 
-TRIALS = 150  # schedules that are run to shrink one
+TRIALS = 60  # schedules that are run to shrink one
+# Fields of a schedule that are drawn by name, with their values, the simplest one first.
+DRAWN: dict[str, tuple[str, ...]] = {
+    field.name: tuple(dict.fromkeys(getattr(schedules, f"{field.name.upper()}S")))
+    for field in fields(Schedule)
+    if field.name not in ("seed", "faults")
+}
 
 
 def broken_invariant(outcome: Outcome) -> str:
@@ -52,10 +59,9 @@ def simpler(schedule: Schedule) -> Iterator[Schedule]:
         yield replace(schedule, faults=())
     for index in range(len(faults)):
         yield replace(schedule, faults=faults[:index] + faults[index + 1 :])
-    for scenario in dict.fromkeys(SCENARIOS[: SCENARIOS.index(schedule.scenario)]):
-        yield replace(schedule, scenario=scenario)
-    for mode in MODES[: MODES.index(schedule.mode)]:
-        yield replace(schedule, mode=mode)
+    for name, values in DRAWN.items():
+        for value in values[: values.index(getattr(schedule, name))]:
+            yield replace(schedule, **{name: value})
     for index, fault in enumerate(faults):
         for other in _simpler_faults(fault):
             yield replace(schedule, faults=(*faults[:index], other, *faults[index + 1 :]))
@@ -84,10 +90,13 @@ def read_faults(text: str) -> tuple[Fault, ...]:
     return tuple(faults)
 
 
+def replay_flags(schedule: Schedule) -> str:
+    """Return the flags that give a schedule to `simulate.py`, but for its seed."""
+    flags = [word for name in DRAWN for word in (f"--{name}", getattr(schedule, name))]
+    return shlex.join([*flags, "--faults", faults_text(schedule.faults or ())])
+
+
 def replay_command(schedule: Schedule, known: str = "") -> str:
-    """Return the command that runs a schedule again."""
-    flags = ["--scenario", schedule.scenario, "--mode", schedule.mode, "--place", schedule.place]
-    flags += ["--faults", faults_text(schedule.faults or ())]
-    if known:
-        flags += ["--known", known]
-    return f'make simulate SEED={schedule.seed} ARGS="{shlex.join(flags)}"'
+    """Return the command that runs a schedule again, with a known fault put back if one is named."""
+    flags = replay_flags(schedule) + (f" --known {known}" if known else "")
+    return f'make simulate SEED={schedule.seed} ARGS="{flags}"'

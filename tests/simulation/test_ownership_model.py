@@ -17,7 +17,7 @@ from simulation.ownership_rules import Chain, Fence, Host
 from simulation.real_records import RealHost, RealMachine, real_chain
 
 SMALL = (Bounds(rollback=False), Bounds(crashes=0))
-WHOLE = (Bounds(), Bounds(steps=4), Bounds(deaths=1), Bounds(deaths=1, other=True), Bounds(crashes=2, steps=3))
+LARGE = (Bounds(), Bounds(steps=4), Bounds(deaths=1), Bounds(deaths=1, other=True), Bounds(crashes=2, steps=3))
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def test_one_start_may_commit_in_every_state(machine: RealMachine, bounds: Bound
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bounds", WHOLE, ids=str)
-def test_whole_exploration(machine: RealMachine, bounds: Bounds) -> None:
+@pytest.mark.parametrize("bounds", LARGE, ids=str)
+def test_larger_bounds(machine: RealMachine, bounds: Bounds) -> None:
     compare(machine, Model(bounds).explore())
 
 

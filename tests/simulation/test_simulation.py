@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 PROGRAM = Path(__file__).parent / "simulate.py"
 SAMPLE = 30  # schedules
-FAULTS = re.findall(r"^@known\ndef (\w+)", (PROGRAM.parent / "known_faults.py").read_text(), re.MULTILINE)
+PAGE = PROGRAM.parents[2] / "docs/explanation/simulation-known-faults.md"
+FOUND = re.findall(r"^\| `(\w+)`(?!.*not found)", PAGE.read_text(), re.MULTILINE)
 
 
 def simulate(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -43,9 +45,27 @@ def test_same_seed_gives_the_same_story() -> None:
     assert story() == story()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.drawn
+@pytest.mark.parametrize("name", FOUND)
 def test_known_fault_is_found(name: str) -> None:
-    done = simulate("--known", name, "--seeds", "0:2000", "--seconds", "300")
+    done = simulate("--known", name, "--seconds", "300", "--trials", "0")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "BrokenError" in done.stdout
+
+
+@pytest.mark.drawn
+def test_schedule_is_shrunk_and_replayed() -> None:
+    """The printed command breaks the same invariant, with no more faults than the drawn schedule had."""
+    name = "rollback_leaves_nothing_running"
+    done = simulate("--known", name, "--trials", "12")
+    drawn, _, rest = done.stdout.partition("\nshrunk: ")
+    seed, flags = re.search(r'replay: make simulate SEED=(\d+) ARGS="(.*)"', rest).groups()  # type: ignore[union-attr]
+    again = simulate("--seed", seed, "--trials", "0", *shlex.split(flags))
+    assert again.returncode == done.returncode == 1, again.stdout + again.stderr
+    assert broken(again.stdout) == broken(rest) == broken(drawn)
+    assert rest.count("; call ") < drawn.count("; call ")
+
+
+def broken(text: str) -> str:
+    """Return the invariant that a printed story breaks, without its numbers."""
+    return re.sub(r"\d+", "#", text[text.index("BrokenError") :].splitlines()[0])

@@ -281,7 +281,10 @@ def start_engine(
 
     environment = {**environment, groups.RANK: f"{rank}/{number}"}
     run = groups.main if rank else engine.main
-    process = SimulatedProcess(machine, run, f"engine {directory[-3:]}", environment, write)
+    argv = ["engine", directory, str(rank)]
+    if any(running.argv == argv for running in machine.processes.values()):
+        engine.HISTORY.doubles.append(f"{machine.name} {directory}")
+    process = SimulatedProcess(machine, run, f"engine {directory[-3:]}", environment, write, argv)
     process.stderr._write = write
     groups.join(directory, rank, process)
 

@@ -20,6 +20,6 @@ class Answers:
         self.host_keys.append(contact)
         return self.accepts
 
-    def passphrase(self, wanted: PassphrasePrompt) -> str | None:
-        self.passphrase_prompts.append(wanted)
+    def passphrase(self, prompt: PassphrasePrompt) -> str | None:
+        self.passphrase_prompts.append(prompt)
         return self.passphrases.pop(0) if self.passphrases else None

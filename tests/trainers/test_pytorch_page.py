@@ -73,7 +73,7 @@ def test_page_leads_from_a_loop_to_a_certificate(home: Home) -> None:
     assert "Certificate: certified" in page.text
 
 
-def test_described_again_while_it_runs_nothing_is_left_open_but_the_batch(home: Home) -> None:
+def test_loop_that_runs_leaves_only_its_batch_open(home: Home) -> None:
     """A loop that runs shows its command, checkpoints and metrics too."""
     [program] = [block for block in blocks(PAGE) if block.language == "python"]
     (home.work / "train.py").write_text(program.text + "\n")

@@ -10,6 +10,7 @@ from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.report.html import MAX_ROWS, table
 from midstream.report.page import page, utc
 from midstream.report.run_report import RunReport
+from midstream_core import records
 from support.html_page import HtmlPage
 from support.reports import hostile, report
 from support.tui import fleets
@@ -51,8 +52,20 @@ def test_a_run_without_anything_has_a_report() -> None:
     bare = replace(fleets.run(), lineage=None, curve=(), checkpoints=(), status=None, fence=None)
     found = HtmlPage(page(RunReport(bare, fleets.NOW)))
     assert found.problems == []
-    for words in ("no values of train/loss yet", "none written yet", "It was never migrated.", "It could not be read."):
+    for words in ("no values of train/loss yet", "none written yet", "not known whether it", "It could not be read."):
         assert words in found.text, words
+
+
+@pytest.mark.parametrize(
+    ("migration", "words"), [("", "It was never migrated."), ("m-1", "It was migrated, from another machine")]
+)
+def test_a_journal_that_is_not_here_is_no_missing_migration(migration: str, words: str) -> None:
+    """A report on another machine said that a run of two attempts was never migrated."""
+    run = fleets.moved_run()
+    assert run.lineage is not None
+    attempts = [{**entry, "migration": migration} for entry in run.lineage.attempts]
+    moved = replace(run, lineage=records.Lineage(run.run_id, attempts))
+    assert words in HtmlPage(page(RunReport(moved, fleets.NOW))).text
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, float("nan"), float("inf"), None, 0.0])

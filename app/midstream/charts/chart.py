@@ -107,9 +107,9 @@ class Chart:
         return averages
 
 
-def _within(ends: tuple[float, float], asked: Range, log: bool) -> tuple[float, float]:
-    low = ends[0] if asked[0] is None else asked[0]
-    high = ends[1] if asked[1] is None else asked[1]
+def _within(ends: tuple[float, float], requested: Range, log: bool) -> tuple[float, float]:
+    low = ends[0] if requested[0] is None else requested[0]
+    high = ends[1] if requested[1] is None else requested[1]
     if log:
         low = low if low > 0 else min(1.0, high / 10) if high > 0 else 0.1
     return (low, high) if high > low else (low, low * 10 if log else low + 1.0)

@@ -26,11 +26,11 @@ def find_compiler_leftovers(*, remove: bool, agreed: Collection[AnyLeftover] | N
         return
     size, changed = _measured(directory)
     kept = "" if not _is_used(directory) else "a comparison runs"
-    found = FoundLeftover(HERE, "", str(directory), KIND, size, kept, changed=changed)
+    leftover = FoundLeftover(HERE, "", str(directory), KIND, size, kept, changed=changed)
     if not remove:
-        yield found
+        yield leftover
         return
-    kept = kept or kept_unless_agreed(found, agreed)
+    kept = kept or kept_unless_agreed(leftover, agreed)
     if not kept:
         shutil.rmtree(directory, ignore_errors=True)
     removed = not kept and not directory.exists()

@@ -140,6 +140,7 @@ class CostReport:
     runs: tuple[RunCost, ...] = ()
     migrations: tuple[MigrationCost, ...] = ()
     not_known: tuple[str, ...] = ()  # one line each: what is missing from the numbers
+    not_known_of_hosts: tuple[str, ...] = ()  # those about the hours of hosts without a process
 
     @property
     def cost(self) -> float | None:
@@ -197,7 +198,7 @@ def make_report(
         created: Worker -> creation of its slice, in UTC seconds.
         not_known: Lines about hosts that did not answer.
     """
-    missing = list(not_known)
+    missing, of_hosts = list(not_known), list[str]()
     uses: dict[str, _HostUse] = {}
     runs: dict[str, dict[str, tuple[Intervals, Intervals]]] = {}
     for (run_id, host), process_times in _by_run_and_host(fleet, times).items():
@@ -215,7 +216,7 @@ def make_report(
         use = uses.setdefault(host, _HostUse())
         began = created.get(host, host_times.booted)
         if began is None:
-            missing.append(f"{host}: does not report since when it has been on; only its processes count")
+            of_hosts.append(f"{host}: does not report since when it has been on; only its processes count")
         else:
             use.on.append(_clipped(((began, host_times.now),), period))
             if began > period[0] and host not in created:
@@ -227,7 +228,7 @@ def make_report(
                 f"{agree(host_times.omitted)} left out"
             )
     for ago, names in booted.items():
-        missing.append(f"{', '.join(names)}: booted {ago}; of the time before, only the hours of processes count")
+        of_hosts.append(f"{', '.join(names)}: booted {ago}; of the time before, only the hours of processes count")
     prices = Prices(fleet, uses)
     for host in sorted(set(uses) - set(times)):
         missing.append(f"{host}: only what copies of its runs' records contain")
@@ -238,7 +239,8 @@ def make_report(
         migrations=tuple(
             _migration(view, prices, period[1]) for view in migrations if view.plan.identity.created >= period[0]
         ),
-        not_known=tuple(missing),
+        not_known=(*missing, *of_hosts),
+        not_known_of_hosts=tuple(of_hosts),
     )
 
 

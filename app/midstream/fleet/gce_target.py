@@ -49,7 +49,7 @@ class ComputeTarget(SliceTarget):
             return None
         generation = machine.generation
         kind = f"{generation}-{machine.chips * (2 if generation in ('v5p', 'tpu7x') else 1)}"  # they count cores
-        return accelerator_types.known(f"{generation}:{self.topology}" if self.topology else kind)
+        return accelerator_types.lookup(f"{generation}:{self.topology}" if self.topology else kind)
 
     def check(self, where: str) -> None:
         machine = machine_of(self.machine_type)

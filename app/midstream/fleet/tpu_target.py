@@ -53,7 +53,7 @@ class TpuTarget(SliceTarget):
     def accelerators(self) -> AcceleratorType | None:
         kind = self.accelerator_type
         generation = "v5e" if kind.startswith("v5litepod") else kind.partition("-")[0]
-        return accelerator_types.known(f"{generation}:{self.topology}" if self.topology else kind)
+        return accelerator_types.lookup(f"{generation}:{self.topology}" if self.topology else kind)
 
     def check(self, where: str) -> None:
         if self.create and not (self.accelerator_type and self.runtime_version):

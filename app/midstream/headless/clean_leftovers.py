@@ -31,51 +31,55 @@ def clean(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     hosts = HostPool(fleet)
     try:
         listed = list(operation.clean(hosts, output.message, options.clean))
-        for each in listed:
-            if not isinstance(each, FoundLeftover | SliceLeftover):
-                output.message(f"midstream: {each.message}")
-        found = [each for each in listed if isinstance(each, FoundLeftover | SliceLeftover)]
-        agreed = [each for each in found if not each.kept] if options.yes else []
-        for each in agreed:
-            _announce(each, output)
+        for leftover in listed:
+            if not isinstance(leftover, FoundLeftover | SliceLeftover):
+                output.message(f"midstream: {leftover.message}")
+        leftovers = [leftover for leftover in listed if isinstance(leftover, FoundLeftover | SliceLeftover)]
+        agreed = [leftover for leftover in leftovers if not leftover.kept] if options.yes else []
+        for leftover in agreed:
+            _announce(leftover, output)
         if agreed:
             again = operation.clean(hosts, output.message, options.clean, agreed)
-            found = [each for each in again if isinstance(each, FoundLeftover | SliceLeftover)]
+            leftovers = [leftover for leftover in again if isinstance(leftover, FoundLeftover | SliceLeftover)]
     finally:
         hosts.close()
     rows: list[tuple[str, ...]] = [COLUMNS]
-    for each in found:
-        if isinstance(each, SliceLeftover):
-            _show_slice(each, output)
+    for leftover in leftovers:
+        if isinstance(leftover, SliceLeftover):
+            _show_slice(leftover, output)
             continue
-        rows.append((each.host, each.run, each.path, each.kind, size(each.bytes), each.note))
+        rows.append((leftover.host, leftover.run, leftover.path, leftover.kind, size(leftover.bytes), leftover.note))
         if output.as_json:
-            output.event(LeftoverEvent(**asdict(each)))
-    removable = sum(not (each.kept or each.removed) for each in found)
-    result = CleanResult(leftovers=len(found), removable=removable)
-    output.event(result, table(rows) if len(rows) > 1 else [] if found else ["no leftovers"])
+            output.event(LeftoverEvent(**asdict(leftover)))
+    removable = sum(not (leftover.kept or leftover.removed) for leftover in leftovers)
+    result = CleanResult(leftovers=len(leftovers), removable=removable)
+    output.event(result, table(rows) if len(rows) > 1 else [] if leftovers else ["no leftovers"])
     if removable and not options.yes:
         output.message(f"midstream: nothing was removed; --clean --yes removes {removable}")
     return Exit.DONE
 
 
-def _announce(each: FoundLeftover | SliceLeftover, output: Output) -> None:
+def _announce(leftover: FoundLeftover | SliceLeftover, output: Output) -> None:
     """Print what is about to be removed."""
     from midstream.check.fleet_leftovers import FoundLeftover
 
-    if isinstance(each, FoundLeftover):
-        event = RemovingEvent(host=each.host, run=each.run, path=each.path, kind=each.kind, bytes=each.bytes)
-        path = f"{each.run}/{each.path}" if each.run else each.path
-        text = f"removing {path} on {each.host} ({each.kind}, {size(each.bytes)})"
+    if isinstance(leftover, FoundLeftover):
+        event = RemovingEvent(
+            host=leftover.host, run=leftover.run, path=leftover.path, kind=leftover.kind, bytes=leftover.bytes
+        )
+        path = f"{leftover.run}/{leftover.path}" if leftover.run else leftover.path
+        text = f"removing {path} on {leftover.host} ({leftover.kind}, {size(leftover.bytes)})"
     else:
-        event = RemovingEvent(host="", run="", path=each.slice.path, kind="slice", bytes=0)
-        text = f"deleting {each.slice.path} ({each.text})"
+        event = RemovingEvent(host="", run="", path=leftover.slice.path, kind="slice", bytes=0)
+        text = f"deleting {leftover.slice.path} ({leftover.text})"
     output.event(event, text)
 
 
-def _show_slice(each: SliceLeftover, output: Output) -> None:
+def _show_slice(leftover: SliceLeftover, output: Output) -> None:
     from midstream.listing import documents
 
-    values = documents.slice_event(each.slice).fields()
-    event = LeftoverEvent(path=each.slice.path, kind="slice", kept=each.kept, removed=each.removed, values=values)
-    output.event(event, f"{each.slice.path}: {each.text}: {each.note}")
+    values = documents.slice_event(leftover.slice).fields()
+    event = LeftoverEvent(
+        path=leftover.slice.path, kind="slice", kept=leftover.kept, removed=leftover.removed, values=values
+    )
+    output.event(event, f"{leftover.slice.path}: {leftover.text}: {leftover.note}")

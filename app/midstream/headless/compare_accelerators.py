@@ -64,11 +64,11 @@ def compare(fleet: Fleet, options: argparse.Namespace, engine: tuple[str, ...], 
             assert snapshot is not None
             subject = of_run(hosts, run_of(snapshot, options.compare), engine)
         request = operation.CompareRequest(options.with_, prices, options.compile_on)
-        found = list(operation.compare(hosts, subject, request, snapshot, report))
+        compared = list(operation.compare(hosts, subject, request, snapshot, report))
     finally:
         hosts.close()
-    present = next((each for each in found if isinstance(each, Baseline)), None)
-    rows = ordered([each for each in found if not isinstance(each, Baseline)])
+    present = next((row for row in compared if isinstance(row, Baseline)), None)
+    rows = ordered([row for row in compared if not isinstance(row, Baseline)])
     if present is not None:
         output.event(present.event())
     for row in rows:
@@ -112,9 +112,9 @@ def text(
     for row in rows:
         cells = _cells(row)
         lines.append((*cells, *_migration_cells(row)) if migrates else cells)
-    found, complete = _narrowed(lines, width)
-    found += ["", *notes(subject, rows)]
-    return found if complete else [*found, "a wider terminal shows more, and --json everything"]
+    text_lines, complete = _narrowed(lines, width)
+    text_lines += ["", *notes(subject, rows)]
+    return text_lines if complete else [*text_lines, "a wider terminal shows more, and --json everything"]
 
 
 def _narrowed(lines: list[tuple[str, ...]], width: int | None) -> tuple[list[str], bool]:
@@ -122,9 +122,9 @@ def _narrowed(lines: list[tuple[str, ...]], width: int | None) -> tuple[list[str
 
     The table is wider where even the columns that always stay need more.
     """
-    found = table(lines)
-    if width is None or max(map(len, found)) <= width:
-        return found, True
+    text_lines = table(lines)
+    if width is None or max(map(len, text_lines)) <= width:
+        return text_lines, True
     lines = [tuple(RANGE.sub("", cell) for cell in line) for line in lines]
     for name in DROPPED:
         if max(map(len, table(lines))) <= width:

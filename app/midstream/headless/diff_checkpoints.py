@@ -28,18 +28,18 @@ def diff(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> in
     hosts = HostPool(fleet or Fleet())
     try:
         first, second = (find(fleet, hosts, text) for text in options.diff)
-        found = diff_checkpoints(first, second)
+        difference = diff_checkpoints(first, second)
     finally:
         hosts.close()
-    lines = found.lines()
-    if not found.equal:
+    lines = difference.lines()
+    if not difference.equal:
         more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
         lines = [f"a: {options.diff[0]}", f"b: {options.diff[1]}", *lines[:MAX_LINES], *more]
     result = DiffResult(
-        ok=found.equal,
-        root_digests=[manifest.root_digest for manifest in found.manifests],
-        checkpoints=[manifest.name for manifest in found.manifests],
-        differences=found.arrays,
+        ok=difference.equal,
+        root_digests=[manifest.root_digest for manifest in difference.manifests],
+        checkpoints=[manifest.name for manifest in difference.manifests],
+        differences=difference.arrays,
     )
     output.event(result, lines)
-    return Exit.DONE if found.equal else Exit.FAILED
+    return Exit.DONE if difference.equal else Exit.FAILED

@@ -66,11 +66,11 @@ class LiveLine:
 
     def _line(self) -> Table:
         view = self._directory.view()
-        left = view.remaining(time.time())
-        share = _share(view, 0.0 if left is None else left.seconds)
+        remaining = view.remaining(time.time())
+        share = _share(view, 0.0 if remaining is None else remaining.seconds)
         words = [what for what in (_stage(view), self._copied, self._directory.live_step()) if what]
-        if left is not None:
-            words.insert(1, f"{left.text()} left")
+        if remaining is not None:
+            words.insert(1, f"{remaining.text()} left")
         row = Table.grid(padding=(0, 1))
         for _ in range(2):
             row.add_column(no_wrap=True)
@@ -83,11 +83,11 @@ class LiveLine:
         return row
 
 
-def _share(view: MigrationView, left: float) -> float:
+def _share(view: MigrationView, remaining: float) -> float:
     """Return the share of the migration's expected time that has passed, 0 to 1."""
     times = view.stage_times
     passed = sum(times.measured.values()) + (max(0.0, time.time() - times.since) if times.current else 0.0)
-    return passed / (passed + left) if passed + left > 0 else 0.0
+    return passed / (passed + remaining) if passed + remaining > 0 else 0.0
 
 
 def _stage(view: MigrationView) -> str:

@@ -104,14 +104,14 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     pattern = _pattern(options.search) if options.search is not None else None  # before any host is connected
     hosts = HostPool(fleet)
     try:
-        found = find_log(hosts, options.log, options.process)
+        run_log = find_log(hosts, options.log, options.process)
         if options.follow:
-            print_followed(found.run, found.follow(), output)
+            print_followed(run_log.run, run_log.follow(), output)
         elif pattern is not None:
-            _print_matches(found, pattern, output)
+            _print_matches(run_log, pattern, output)
         else:
-            for line in found.lines():
-                output.event(_line_event(found.run, line), [line.removesuffix("\r")])
+            for line in run_log.lines():
+                output.event(_line_event(run_log.run, line), [line.removesuffix("\r")])
     finally:
         hosts.close()
     return Exit.DONE

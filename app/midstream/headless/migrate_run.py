@@ -108,25 +108,25 @@ def resume(options: argparse.Namespace, output: Output) -> int:
     from midstream.migrate.modes.registry import WARM
 
     if options.continue_:
-        found = migration_directory.MigrationDirectory.find(options.continue_)
-        offset = found.journal_size()
+        directory = migration_directory.MigrationDirectory.find(options.continue_)
+        offset = directory.journal_size()
         if options.mode is not None:
             if options.mode != WARM:
                 hint = "a live migration can only continue as a warm one"
                 raise UsageError(f"--continue with --mode {options.mode}", hint)
-            migration_process.switch_to_warm(found.migration)
-        migration_process.continue_(found.migration)
-        return follow(found.migration, output, offset, verbose=options.verbose)
-    found = migration_directory.MigrationDirectory.find(options.rollback)
-    view = migration_process.readable(found)
+            migration_process.switch_to_warm(directory.migration)
+        migration_process.continue_(directory.migration)
+        return follow(directory.migration, output, offset, verbose=options.verbose)
+    directory = migration_directory.MigrationDirectory.find(options.rollback)
+    view = migration_process.readable(directory)
     if not view.finished and view.state != ROLLED_BACK and not options.yes:
         discarded = _discarded_steps(view)
         if discarded:
             raise MidstreamError(discarded, "--yes accepts it", Exit.REFUSED)
-    offset = found.journal_size()
+    offset = directory.journal_size()
     migration_process.rollback(view.migration, agreed=options.yes)
     code = follow(view.migration, output, offset, verbose=options.verbose)
-    migration_process.refuse_finished(found)  # completed before its process read the request
+    migration_process.refuse_finished(directory)  # completed before its process read the request
     return code
 
 
@@ -205,8 +205,8 @@ def print_event(event: Event, output: Output) -> None:
         done, total = detail["bytes_done"], detail["bytes_total"]
         what, rate = detail.get("what", "copy"), size(detail.get("bytes_per_second", 0))
         eta = detail.get("eta_seconds")
-        left = f", {duration(eta)} left" if eta is not None and done < total else ""
-        output.message(f"    {what}: {size(done)} of {size(total)}, {rate}/s{left}")
+        remaining = f", {duration(eta)} left" if eta is not None and done < total else ""
+        output.message(f"    {what}: {size(done)} of {size(total)}, {rate}/s{remaining}")
     elif event.event == "phase":
         output.message(f"{event.phase}: {event.state}" + (f": {event.message}" if event.message else ""))
     elif event.event == "command":

@@ -28,14 +28,17 @@ def report(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         written = write_report(hosts, fleet_snapshot(hosts), run_id, path)
     finally:
         hosts.close()
-    found = written.report
+    run_report = written.report
     output.event(
         ReportResult(
-            run=run_id, file=str(path.absolute()), migrations=len(found.migrations), not_known=list(found.not_known)
+            run=run_id,
+            file=str(path.absolute()),
+            migrations=len(run_report.migrations),
+            not_known=list(run_report.not_known),
         ),
-        f"{path.absolute()}: report of {run_id}, {count(len(found.migrations), 'migration')}",
+        f"{path.absolute()}: report of {run_id}, {count(len(run_report.migrations), 'migration')}",
     )
-    for line in found.not_known:
+    for line in run_report.not_known:
         output.message(f"midstream: not known: {line}")
     return Exit.DONE
 

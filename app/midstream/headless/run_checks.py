@@ -72,7 +72,7 @@ def _print(results: Iterable[Check], output: Output) -> list[Check]:
 
 def _end(checks: list[Check], output: Output, *, target: str | None = None, run: str | None = None) -> int:
     """Print the result. Return the exit code, 3 if a check failed."""
-    count = {state: sum(each.state == state for each in checks) for state in SIGNS}
+    count = {state: sum(check.state == state for check in checks) for state in SIGNS}
     code = Exit.REFUSED if count[FAIL] else Exit.DONE
     words = f"{count['pass']} passed, {count[WARN]} with a warning, {count[FAIL]} failed"
     result = CheckResult(

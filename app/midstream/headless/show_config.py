@@ -52,10 +52,10 @@ def _attempts(run: RunView, given: str | None) -> list[int]:
     if not run.attempt:
         raise UsageError(f"run {run.run_id} on {run.host} has no attempt yet", "midstream --status shows it")
     words = given.split(",") if given else [str(run.attempt)]
-    known = sorted({entry.attempt for entry in run.lineage.entries} if run.lineage else {run.attempt})
-    if len(words) > 2 or not all(word.isdecimal() and int(word) in known for word in words):
+    attempts = sorted({entry.attempt for entry in run.lineage.entries} if run.lineage else {run.attempt})
+    if len(words) > 2 or not all(word.isdecimal() and int(word) in attempts for word in words):
         raise UsageError(
             f"--attempts {given}: one or two attempts of {run.run_id}, as 1,2",
-            f"known: {', '.join(map(str, known))}",
+            f"known: {', '.join(map(str, attempts))}",
         )
     return [int(word) for word in words]

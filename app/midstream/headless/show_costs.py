@@ -42,8 +42,8 @@ def cost(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
 
 def _print_json(report: CostReport, output: Output) -> None:
-    for part in (*report.hosts, *report.runs, *report.migrations):
-        output.event(part.event())
+    for entry in (*report.hosts, *report.runs, *report.migrations):
+        output.event(entry.event())
     for line in report.not_known:
         output.event(NotKnownEvent(message=line))
     output.event(report.total())

@@ -18,24 +18,24 @@ def show_slices(fleet: Fleet, output: Output) -> None:
     """Print every slice of the fleet file's projects and zones."""
     slices = list_slices(fleet)
     if output.as_json:
-        for each, target in slices.found:
-            output.event(documents.slice_event(each, target))
+        for slice_, target in slices.slices:
+            output.event(documents.slice_event(slice_, target))
         for problem in slices.problems:
             output.event(ProblemEvent(message=problem))
         return
     rows = [("SLICE", "TARGET", "STATE", "TYPE", "RUNTIME", "WORKERS", "PRICE CLASS", "AGE", "")]
-    for each, target in slices.found:
+    for slice_, target in slices.slices:
         rows.append(
             (
-                each.path,
+                slice_.path,
                 target or "-",
-                each.state,
-                " ".join(filter(None, (each.accelerator_type, each.topology))) or "-",
-                each.runtime_version or "-",
-                str(len(each.workers)) if each.workers else "-",
-                each.price_class,
-                age_since(each.created),
-                ", ".join(remarks(each)),
+                slice_.state,
+                " ".join(filter(None, (slice_.accelerator_type, slice_.topology))) or "-",
+                slice_.runtime_version or "-",
+                str(len(slice_.workers)) if slice_.workers else "-",
+                slice_.price_class,
+                age_since(slice_.created),
+                ", ".join(remarks(slice_)),
             )
         )
     if len(rows) > 1:

@@ -113,8 +113,8 @@ def shown_migrations(migrations: Sequence[MigrationView]) -> list[MigrationView]
     """
     newest: dict[str, MigrationView] = {}
     for view in migrations:
-        known = newest.get(view.plan.run_id)
-        if known is None or view.plan.identity.created > known.plan.identity.created:
+        latest = newest.get(view.plan.run_id)
+        if latest is None or view.plan.identity.created > latest.plan.identity.created:
             newest[view.plan.run_id] = view
     return [
         view
@@ -214,17 +214,17 @@ def _columns(text: str | None, output: Output) -> list[Field]:
     from midstream.listing import fleet_fields
 
     fields = fleet_fields.RUNS
-    found: list[Field] = []
+    valid: list[Field] = []
     for name in (text or "").split(",") if text is not None else ():
         field = fields.named(name.strip().lower())
         if field is None:
             raise UsageError(
                 f"--columns: no such field {name.strip()!r}", f"fields are {', '.join(fields)}, config.NAME"
             )
-        found.append(field)
-    if found and output.as_json:
+        valid.append(field)
+    if valid and output.as_json:
         raise UsageError("--columns chooses columns of a table, and --json has none", "--json has all values of a run")
-    return found
+    return valid
 
 
 def _needs_facts(condition: Condition | None) -> bool:
@@ -241,9 +241,9 @@ def _chosen_rows(moment: FleetMoment, condition: Condition | None, columns: Sequ
 
 def _filtered_runs(moment: FleetMoment, condition: Condition, output: Output) -> int:
     snapshot = moment.snapshot
-    found = tuple(run for run in snapshot.runs if condition.holds(run, moment))
-    output.value({}, [*table(run_rows(snapshot, found)), *_problems(found)] if found else "")
-    if not found:
+    runs = tuple(run for run in snapshot.runs if condition.holds(run, moment))
+    output.value({}, [*table(run_rows(snapshot, runs)), *_problems(runs)] if runs else "")
+    if not runs:
         output.message(f"midstream: none of {count(snapshot.run_count, 'run')} passes the filter")
     return Exit.DONE
 
@@ -266,9 +266,9 @@ def _state(members: tuple[RunView, ...]) -> str:
     """Return the state of an attempt, and each of its processes in another state."""
     first, *others = members
     deviating = [
-        f"process {each.status.process} on {each.host} {each.state}"
-        for each in others
-        if each.status is not None and each.state != first.state
+        f"process {member.status.process} on {member.host} {member.state}"
+        for member in others
+        if member.status is not None and member.state != first.state
     ]
     return ", ".join([first.state, *deviating])
 

@@ -58,17 +58,17 @@ class StatusLines:
                 continue
             if host.name in new and self._condition is None:
                 self._output.event(documents.host_event(host))
-            left = False
+            waits = False
             for run in snapshot.runs_on(host.name):
                 if run.key in self._runs:
                     continue
                 if not complete and not self._known(run):
-                    left = True
+                    waits = True
                     continue
                 self._runs.add(run.key)
                 if self._passes(run, snapshot):
                     self._output.event(documents.run_event(run))
-            (self._waiting.add if left else self._waiting.discard)(host.name)
+            (self._waiting.add if waits else self._waiting.discard)(host.name)
 
     def _known(self, run: RunView) -> bool:
         several = run.status is not None and run.status.processes > 1

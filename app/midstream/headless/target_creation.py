@@ -87,14 +87,14 @@ def _check_fit(fleet: Fleet, options: argparse.Namespace, name: str, engine: tup
         if options.migrate and is_path(options.migrate):
             source = host_path_of(fleet, options.migrate)
             imported = of_import(fleet, hosts.get(source.host), source.path, options.config or "", engine)
-            found = require_fit(hosts, name, lambda: imported, report)
+            comparison = require_fit(hosts, name, lambda: imported, report)
         else:
             subject_of = subject_for(hosts, options.launch or "", options.migrate or "", engine)
-            found = require_fit(hosts, name, subject_of, report)
+            comparison = require_fit(hosts, name, subject_of, report)
     finally:
         hosts.close()
-    if found is not None:
-        output.event(found.event())
+    if comparison is not None:
+        output.event(comparison.event())
 
 
 def _created(fleet: Fleet, missing: CreatableTarget, options: argparse.Namespace, output: Output) -> Fleet:

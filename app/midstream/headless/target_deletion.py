@@ -32,19 +32,19 @@ def delete(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         return _delete(
             fleet, options.delete, PodJob(options.delete, pods).path, "what runs in its pods", options, output
         )
-    known = fleet.slices
-    paths = {fleet_slices.slice_path(name, target): name for name, target in known.items()}
-    if options.delete in known:
-        name, place = options.delete, fleet_slices.slice_path(options.delete, known[options.delete])
+    slices = fleet.slices
+    paths = {fleet_slices.slice_path(name, target): name for name, target in slices.items()}
+    if options.delete in slices:
+        name, place = options.delete, fleet_slices.slice_path(options.delete, slices[options.delete])
     elif options.delete.count("/") == 2:
         name, place = paths.get(options.delete, ""), options.delete
     else:
-        hint = did_you_mean(options.delete, known) or ", or ".join(["PROJECT/ZONE/NAME of a slice", *known])
+        hint = did_you_mean(options.delete, slices) or ", or ".join(["PROJECT/ZONE/NAME of a slice", *slices])
         raise UsageError(f"{options.delete!r} is not a target of type tpu, gce or kubernetes", hint)
-    found, hosts = _with_hosts(fleet, name, output)
+    slice_fleet, hosts = _with_hosts(fleet, name, output)
     try:
-        snapshot = fleet_snapshot(hosts, remember=False) if found.hosts else None
-        there = occupants(snapshot, found.hosts) if snapshot else occupants_unknown(found, name, place)
+        snapshot = fleet_snapshot(hosts, remember=False) if slice_fleet.hosts else None
+        there = occupants(snapshot, slice_fleet.hosts) if snapshot else occupants_unknown(slice_fleet, name, place)
         for run in there.runs:
             output.event(OccupantEvent(run=run.run_id, host=run.host, step=run.step, store=run.store))
         for line in there.lines():
@@ -81,14 +81,14 @@ def _with_hosts(fleet: Fleet, name: str, output: Output) -> tuple[Fleet, HostPoo
     """Return a fleet of the slice's workers, with connections; no hosts if unknown."""
     from midstream.hosts.host_pool import HostPool
 
-    found = fleet
+    found_fleet = fleet
     if name:
-        found = fleet_slices.with_slices(fleet, output.message, only=(name,), touch=False)
-    workers = found.hosts_of(name) if name else ()
+        found_fleet = fleet_slices.with_slices(fleet, output.message, only=(name,), touch=False)
+    workers = found_fleet.hosts_of(name) if name else ()
     only = dataclasses.replace(
-        found,
-        hosts={worker: found.hosts[worker] for worker in workers},
-        targets={name: found.targets[name]} if name else {},
+        found_fleet,
+        hosts={worker: found_fleet.hosts[worker] for worker in workers},
+        targets={name: found_fleet.targets[name]} if name else {},
     )
     return only, HostPool(only)
 
@@ -114,12 +114,12 @@ def _save_first(
         )
     if lost:
         output.message(f"midstream: midstream --migrate {lost[0]} --to TARGET moves it away first")
-    wanted = [run for run in runs if run.store]
-    names = ", ".join(run.run_id for run in wanted)
-    offered = bool(wanted) and not options.save_first and not options.yes and can_ask(output)
-    if not wanted or not (options.save_first or (offered and confirmed(f"Save and stop {names} first", output))):
+    saved = [run for run in runs if run.store]
+    names = ", ".join(run.run_id for run in saved)
+    offered = bool(saved) and not options.save_first and not options.yes and can_ask(output)
+    if not saved or not (options.save_first or (offered and confirmed(f"Save and stop {names} first", output))):
         return
-    for run in wanted:
+    for run in saved:
         stopped = stop(hosts, snapshot, run, output.message)
         step, checkpoint = (stopped.status.step, stopped.status.checkpoint) if stopped.status else (0, "")
         output.event(SavedEvent(run=run.run_id, step=step, checkpoint=checkpoint), stopped.words)

@@ -31,25 +31,27 @@ def verify(fleet: Fleet | None, options: argparse.Namespace, output: Output) -> 
     hosts = HostPool(fleet) if fleet else HostPool(Fleet())
     try:
         location = find(fleet, hosts, options.verify)
-        found = examine_checkpoint.verify(location, deep=options.deep)
-        if options.deep and output.as_json and not found.problems:
-            for event in events(read_manifest(location), found.contents):
+        examination = examine_checkpoint.verify(location, deep=options.deep)
+        if options.deep and output.as_json and not examination.problems:
+            for event in events(read_manifest(location), examination.contents):
                 output.event(event)
     finally:
         hosts.close()
-    damage = examine_checkpoint.problems_of(found)
+    damage = examine_checkpoint.problems_of(examination)
     event = VerifyResult(
-        ok=found.ok,
+        ok=examination.ok,
         checkpoint=str(location),
-        objects=found.objects,
-        bytes=found.bytes,
-        root_digest=found.recomputed,
+        objects=examination.objects,
+        bytes=examination.bytes,
+        root_digest=examination.recomputed,
         deep=options.deep,
         problems=damage,
     )
-    if found.ok:
-        how = f"; arrays decoded by {found.decoder}" if options.deep else ""
-        what = f"{count(found.objects, 'object')}, {size(found.bytes)}, root digest {found.recomputed}"
+    if examination.ok:
+        how = f"; arrays decoded by {examination.decoder}" if options.deep else ""
+        what = (
+            f"{count(examination.objects, 'object')}, {size(examination.bytes)}, root digest {examination.recomputed}"
+        )
         output.event(event, f"{location}: verified: {what}{how}")
         return Exit.DONE
     output.event(event, [f"{location}/{path}: {what}" for path, what in damage])
@@ -70,20 +72,20 @@ def show_tree(fleet: Fleet | None, options: argparse.Namespace, output: Output) 
     try:
         location = find(fleet, hosts, options.checkpoints)
         manifest = read_manifest(location)
-        found = examine(location, deep=True) if options.deep else None
+        examination = examine(location, deep=True) if options.deep else None
     finally:
         hosts.close()
-    contents = found.contents if found else {}
+    contents = examination.contents if examination else {}
     if output.as_json:
         for event in events(manifest, contents):
             output.event(event)
     what = f"{count(len(manifest.arrays), 'array')}, {count(len(manifest.objects), 'object')}, {size(manifest.size)}"
     head = [f"{location}: {manifest.name} of run {manifest.run_id}", f"{what}, root digest {manifest.root_digest}"]
-    ok = found is None or found.ok
+    ok = examination is None or examination.ok
     result = ArraysResult(ok=ok, checkpoint=str(location), root_digest=manifest.root_digest)
     output.event(result, [*head, *tree(manifest, contents)])
-    if found is not None and not found.ok:
-        problems = count(len(found.problems), "problem")
+    if examination is not None and not examination.ok:
+        problems = count(len(examination.problems), "problem")
         output.message(f"midstream: {location} is damaged: {problems} (midstream --verify {location} names them)")
         return Exit.FAILED
     return Exit.DONE

@@ -19,8 +19,8 @@ def is_migration(name: str) -> bool:
     """
     from midstream.migrate.journal.migration_directory import migration_ids
 
-    known = migration_ids()
-    return name in known or (len(name) >= 8 and sum(each.startswith(name) for each in known) == 1)
+    ids = migration_ids()
+    return name in ids or (len(name) >= 8 and sum(migration.startswith(name) for migration in ids) == 1)
 
 
 def recheck(options: argparse.Namespace, output: Output) -> int:
@@ -34,15 +34,15 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
     directory = MigrationDirectory.find(options.verify)
     view = directory.view()
     hosts = HostPool(directory.fleet())
-    found = []
+    results = []
     try:
         for check in checks(hosts, view):
-            found.append(check)
+            results.append(check)
             print_check(check, output)
     finally:
         hosts.close()
-    states = Counter(check.state for check in found)
-    failed = next((check for check in found if check.state == FAIL), None)
+    states = Counter(check.state for check in results)
+    failed = next((check for check in results if check.state == FAIL), None)
     code = Exit.NOT_CERTIFIED if failed else Exit.DONE
     duration = report(view.plan, view.stage_times)
     lines = report_lines(duration)
@@ -61,5 +61,5 @@ def recheck(options: argparse.Namespace, output: Output) -> int:
     if failed is not None:
         output.message(f"midstream: {MidstreamError(f'not certified: {failed.name}: {failed.detail}', failed.hint)}")
     elif states[WARN]:
-        output.message(f"midstream: {states[WARN]} of {len(found)} can no longer be checked; none failed")
+        output.message(f"midstream: {states[WARN]} of {len(results)} can no longer be checked; none failed")
     return code

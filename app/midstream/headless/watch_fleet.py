@@ -73,6 +73,6 @@ def _newest(changed: queue.SimpleQueue[Snapshot], watcher: Watcher) -> Snapshot:
 
 
 def _check_names(only: set[str], snapshot: Snapshot) -> None:
-    known = sorted({run.run_id for run in snapshot.runs})
-    for name in sorted(only - set(known)):
-        raise UsageError(f"no run {name!r}", did_you_mean(name, known) or "midstream --status lists the runs")
+    run_ids = sorted({run.run_id for run in snapshot.runs})
+    for name in sorted(only - set(run_ids)):
+        raise UsageError(f"no run {name!r}", did_you_mean(name, run_ids) or "midstream --status lists the runs")

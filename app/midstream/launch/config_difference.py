@@ -29,12 +29,12 @@ def first_difference(
     """
     for key, value in given.items():
         name = f"{prefix}{key}"
-        if key not in own or any(name == each or name.startswith(f"{each}.") for each in without):
+        if key not in own or any(name == dotted or name.startswith(f"{dotted}.") for dotted in without):
             continue
         before = own[key]
         if isinstance(value, Mapping) and isinstance(before, Mapping):
-            if found := first_difference(value, before, without, f"{name}."):
-                return found
+            if difference := first_difference(value, before, without, f"{name}."):
+                return difference
         elif _differ(value, before):
             return f"{name} is {before}, not {value}"
     return ""
@@ -43,12 +43,12 @@ def first_difference(
 def _differ(value: JsonValue, before: JsonValue) -> bool:
     """Return whether two values are certainly different."""
     if isinstance(value, list) or isinstance(before, list):
-        one, other = (each if isinstance(each, list) else [each] for each in (value, before))
-        if len(one) != len(other):
+        given, other = (side if isinstance(side, list) else [side] for side in (value, before))
+        if len(given) != len(other):
             return None not in (value, before)
         return any(
             bool(first_difference(a, b)) if isinstance(a, Mapping) and isinstance(b, Mapping) else _differ(a, b)
-            for a, b in zip(one, other, strict=True)
+            for a, b in zip(given, other, strict=True)
         )
     if isinstance(value, Mapping) or isinstance(before, Mapping) or None in (value, before):
         return False  # one is a short form of the other, or a default

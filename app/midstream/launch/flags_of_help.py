@@ -50,15 +50,15 @@ class HelpFlag:
 
 def flags_of(text: str) -> dict[str, HelpFlag]:
     """Return the flags of a help text, by their names without dashes, ``_`` for ``-``."""
-    found: dict[str, HelpFlag] = {}
+    flags: dict[str, HelpFlag] = {}
     lines = list(_LINE.finditer(text))
     for number, line in enumerate(lines):
         end = lines[number + 1].start() if number + 1 < len(lines) else len(text)
         default = _DEFAULT.search(text[line.start() : end])
         for match in _FLAG.finditer(line[1].split("  ")[0]):
             flag = HelpFlag(f"--{match[1]}", bool(match[2]), default[1] if default else "")
-            found.setdefault(match[1].replace("-", "_"), flag)
-    return found
+            flags.setdefault(match[1].replace("-", "_"), flag)
+    return flags
 
 
 def chosen(flags: Mapping[str, HelpFlag], names: Sequence[str]) -> HelpFlag | None:

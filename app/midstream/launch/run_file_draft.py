@@ -16,7 +16,7 @@ from midstream.launch import flags_of_help
 from midstream.launch.flags_of_help import HelpFlag, chosen, value_in, with_value
 from midstream.launch.initial_run_file import trainer_of, with_placeholders
 from midstream.launch.secret_words import secrets_note, without_secrets
-from midstream.trainers.registry import TRAINERS
+from midstream.trainers.registry import SCRIPT, TRAINERS
 from midstream_core.visible_devices import VISIBLE
 from midstream_host.trainers.output_survey import MetricsFile, OutputFiles
 from midstream_host.trainers.processes import TrainerDirectory, TrainingProcess
@@ -76,7 +76,12 @@ def draft(evidence: Evidence) -> Draft:
         f"# A run of {defaults.title}; docs: how-to/trainers. Check what is marked.",
         f"trainer: {trainer}",
     ]
-    result.inferred.append(f"trainer: {defaults.title}, by its command and imports")
+    if trainer != SCRIPT.name:
+        result.inferred.append(f"trainer: {defaults.title}, by its command and imports")
+    elif evidence.program:
+        result.inferred.append(f"trainer: script, as neither command nor imports of {evidence.program} show another")
+    else:
+        result.missing.append(f"program: {evidence.directory.directory} has no .py file, and no process runs in it")
     words, out = _output(evidence, words, result)
     words, resume = _resume_words(evidence, words)
     command = with_placeholders(words)
@@ -204,7 +209,7 @@ def _below(path: str, out: str) -> str:
 
 
 def _add_metrics(evidence: Evidence, out: str, result: Draft) -> None:
-    beside = [each for each in evidence.output.metrics if _below(each.path, out or "out")]
+    beside = [metrics_ for metrics_ in evidence.output.metrics if _below(metrics_.path, out or "out")]
     metrics: MetricsFile | None = next(iter([*beside, *evidence.output.metrics]), None)
     if metrics is None:
         result.lines.append('metrics: {source: jsonl, path: "{out}/metrics.jsonl"}  # check')

@@ -26,13 +26,13 @@ def gather(host: Host, directory: str, agreed: Callable[[str], bool]) -> Evidenc
         UsageError: Several programs run there, and nothing shows which of them trains.
         MidstreamError: The directory is missing.
     """
-    found = look_at(host, directory)
-    launcher = launcher_of(found)
-    output = host.call(output_survey.survey_output)(directory=found.directory)
-    python = next(iter(found.interpreters), "")
+    survey = look_at(host, directory)
+    launcher = launcher_of(survey)
+    output = host.call(output_survey.survey_output)(directory=survey.directory)
+    python = next(iter(survey.interpreters), "")
     if launcher is not None and "python" in posixpath.basename(launcher.words[0]):
         python = launcher.executable
-    evidence = Evidence(found, launcher, output, python=python)
+    evidence = Evidence(survey, launcher, output, python=python)
     return _with_help(host, evidence, agreed)
 
 

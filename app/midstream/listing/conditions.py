@@ -58,21 +58,23 @@ class AllOf(Condition):
 
     @override
     def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
-        return all(part.holds(item, moment, text) for part in self.parts)
+        return all(condition.holds(item, moment, text) for condition in self.parts)
 
     @override
     def fields(self) -> Iterator[Field]:
-        return chain.from_iterable(part.fields() for part in self.parts)
+        return chain.from_iterable(condition.fields() for condition in self.parts)
 
     @override
     def narrows(self, other: Condition) -> bool:
         if super().narrows(other) or isinstance(other, AllOf):
             return super().narrows(other)
-        return any(part.narrows(other) for part in self.parts)
+        return any(condition.narrows(other) for condition in self.parts)
 
     @override
     def __str__(self) -> str:
-        return " ".join(f"({part})" if isinstance(part, AnyOf | AllOf) else str(part) for part in self.parts)
+        return " ".join(
+            f"({condition})" if isinstance(condition, AnyOf | AllOf) else str(condition) for condition in self.parts
+        )
 
 
 @dataclass(frozen=True)
@@ -83,34 +85,36 @@ class AnyOf(Condition):
 
     @override
     def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
-        return any(part.holds(item, moment, text) for part in self.parts)
+        return any(condition.holds(item, moment, text) for condition in self.parts)
 
     @override
     def fields(self) -> Iterator[Field]:
-        return chain.from_iterable(part.fields() for part in self.parts)
+        return chain.from_iterable(condition.fields() for condition in self.parts)
 
     @override
     def __str__(self) -> str:
-        return " OR ".join(f"({part})" if isinstance(part, AnyOf) else str(part) for part in self.parts)
+        return " OR ".join(
+            f"({condition})" if isinstance(condition, AnyOf) else str(condition) for condition in self.parts
+        )
 
 
 @dataclass(frozen=True)
 class Not(Condition):
-    """Holds where its part does not."""
+    """Holds where its condition does not."""
 
-    part: Condition
+    condition: Condition
 
     @override
     def holds(self, item: object, moment: FleetMoment, text: str | None = None) -> bool:
-        return not self.part.holds(item, moment, text)
+        return not self.condition.holds(item, moment, text)
 
     @override
     def fields(self) -> Iterator[Field]:
-        return self.part.fields()
+        return self.condition.fields()
 
     @override
     def __str__(self) -> str:
-        return f"NOT ({self.part})"
+        return f"NOT ({self.condition})"
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Search(Condition):
         if text is not None and pattern is None and _SEPARATOR not in folded:
             return folded in text
         texts = _texts(self.searched, item, moment)
-        return any(folded in each.lower() for each in texts) if pattern is None else any(map(pattern.search, texts))
+        return any(folded in text_.lower() for text_ in texts) if pattern is None else any(map(pattern.search, texts))
 
     @override
     def fields(self) -> Iterator[Field]:

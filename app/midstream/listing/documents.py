@@ -83,11 +83,11 @@ def migration_event(view: MigrationView) -> MigrationEvent:
     )
 
 
-def slice_event(each: Slice, target: str = "") -> SliceEvent:
+def slice_event(slice_: Slice, target: str = "") -> SliceEvent:
     """Return a slice and its target, without metadata (others' SSH keys)."""
-    fields = {key: value for key, value in vars(each).items() if key != "metadata"}
-    fields["workers"] = [vars(worker) for worker in each.workers]
-    return SliceEvent(target=target or None, path=each.path, **fields)
+    fields = {key: value for key, value in vars(slice_).items() if key != "metadata"}
+    fields["workers"] = [vars(worker) for worker in slice_.workers]
+    return SliceEvent(target=target or None, path=slice_.path, **fields)
 
 
 def text_of(value: Mapping[str, Any], form: str) -> str:

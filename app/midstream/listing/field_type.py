@@ -70,9 +70,9 @@ class Fields(dict[str, Field]):
 
     def __init__(self, fields: Iterable[Field], families: Mapping[str, Callable[[str], Field]] | None = None) -> None:
         super().__init__()
-        for each in fields:
-            column = each.column
-            self[each.name] = each if column is None else replace(each, column=replace(column, field=each.name))
+        for entry in fields:
+            column = entry.column
+            self[entry.name] = entry if column is None else replace(entry, column=replace(column, field=entry.name))
         self._families = dict(families or {})
 
     def named(self, name: str) -> Field | None:

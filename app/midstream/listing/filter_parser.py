@@ -77,20 +77,20 @@ class _FilterParser:
         return False
 
     def _expression(self) -> Condition:
-        found = [self._conjunction()]
+        alternatives = [self._conjunction()]
         while self._keyword("OR"):
-            found.append(self._conjunction())
-        return found[0] if len(found) == 1 else AnyOf(tuple(found))
+            alternatives.append(self._conjunction())
+        return alternatives[0] if len(alternatives) == 1 else AnyOf(tuple(alternatives))
 
     def _conjunction(self) -> Condition:
-        found = [self._condition()]
+        conditions = [self._condition()]
         while True:
             begin = self._at
             joined = self._keyword("AND")
             if not joined and (self._at == len(self._text) or self._text[self._at] == ")" or self._keyword("OR")):
                 self._at = begin
-                return found[0] if len(found) == 1 else AllOf(tuple(found))
-            found.append(self._condition())
+                return conditions[0] if len(conditions) == 1 else AllOf(tuple(conditions))
+            conditions.append(self._condition())
 
     def _condition(self) -> Condition:
         begin = self._at
@@ -121,9 +121,9 @@ class _FilterParser:
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise FilterError(f"more than {MAX_NESTING} conditions in each other", begin + 1)
-        found = read()
+        condition = read()
         self._nesting -= 1
-        return found
+        return condition
 
     def _parentheses(self, begin: int) -> Condition:
         self._at += 1
@@ -143,8 +143,8 @@ class _FilterParser:
             if self._text.startswith(operator, begin):
                 self._at += len(operator)
                 value, at, quoted = self._value(f"a pattern is missing after {operator}")
-                found = Search(self._text_fields, value, self._pattern(value, at, quoted))
-                return Not(found) if operator == "!~" else found
+                search = Search(self._text_fields, value, self._pattern(value, at, quoted))
+                return Not(search) if operator == "!~" else search
         match = _FIELD.match(self._text, begin)
         if match is None:
             value, _, _ = self._value("a word is missing")
@@ -164,11 +164,11 @@ class _FilterParser:
         name = written.lower()
         if (named := self._fields.named(name)) is not None:
             return named
-        found = [field for field in self._fields if field.startswith(name)]
-        if len(found) == 1:
-            return self._fields[found[0]]
-        if found:
-            raise FilterError(f"{written} is ambiguous: {_either(found)}", begin + 1)
+        names = [field for field in self._fields if field.startswith(name)]
+        if len(names) == 1:
+            return self._fields[names[0]]
+        if names:
+            raise FilterError(f"{written} is ambiguous: {_either(names)}", begin + 1)
         reason = f"no such field {written}; fields are {', '.join(self._fields)}"
         raise FilterError(reason, begin + 1, "a text in quotes is searched for as it is")
 
@@ -182,11 +182,11 @@ class _FilterParser:
             raise FilterError(reason, self._before(at, operator), f"write one of {' '.join(allowed)}")
         if is_text:
             pattern = self._pattern(value, at, quoted) if "~" in operator else None
-            found = Comparison(field, operator.removeprefix("!"), value, pattern=pattern)
+            comparison = Comparison(field, operator.removeprefix("!"), value, pattern=pattern)
         else:
             span = self._span(field, value, at)
-            found = Comparison(field, {":": "=", "!=": "="}.get(operator, operator), value, span)
-        return Not(found) if operator.startswith("!") else found
+            comparison = Comparison(field, {":": "=", "!=": "="}.get(operator, operator), value, span)
+        return Not(comparison) if operator.startswith("!") else comparison
 
     def _compared_any(self, field: Field, operator: str, value: str, at: int, quoted: bool) -> Condition:
         """Return a comparison of numbers where the value is one, and else of texts."""
@@ -199,8 +199,8 @@ class _FilterParser:
                     f"{value or 'an empty text'} is not a number", at + 1, f"for example {EXAMPLES[Kind.NUMBER]}"
                 ) from None
         pattern = self._pattern(value, at, quoted) if "~" in operator else None
-        found = Comparison(field, operator.removeprefix("!"), value, span, pattern)
-        return Not(found) if operator.startswith("!") else found
+        comparison = Comparison(field, operator.removeprefix("!"), value, span, pattern)
+        return Not(comparison) if operator.startswith("!") else comparison
 
     def _span(self, field: Field, value: str, at: int) -> Span:
         try:
@@ -236,19 +236,19 @@ class _FilterParser:
 
     def _quoted(self, begin: int) -> str:
         r"""Take a quoted text; ``\"`` is a quote and ``\\`` a backslash in it."""
-        found: list[str] = []
+        characters: list[str] = []
         at = begin + 1
         while at < len(self._text) and self._text[at] != '"':
             if self._text[at] == "\\" and self._text[at + 1 : at + 2] in ('"', "\\"):
                 at += 1
-            found.append(self._text[at])
+            characters.append(self._text[at])
             at += 1
         if at == len(self._text):
             raise FilterError("this quote is not closed", begin + 1)
         self._at = at + 1
         if self._at < len(self._text) and not (self._text[self._at].isspace() or self._text[self._at] == ")"):
             raise FilterError("a space is missing after the quote", self._at + 1)
-        return "".join(found)
+        return "".join(characters)
 
 
 def _either(names: Iterable[str]) -> str:

@@ -90,11 +90,11 @@ def _duration(text: str) -> float:
         match = _DURATION.match(text, at)
         if match is None:
             raise ValueFormError
-        found = match[2].lower() or (_NEXT_UNIT.get(unit, "") if unit else "s")
-        if not found or (unit and _SECONDS[found] >= _SECONDS[unit]) or (not match[2] and match.end() < len(text)):
+        written = match[2].lower() or (_NEXT_UNIT.get(unit, "") if unit else "s")
+        if not written or (unit and _SECONDS[written] >= _SECONDS[unit]) or (not match[2] and match.end() < len(text)):
             raise ValueFormError
-        total += float(match[1]) * _SECONDS[found]
-        at, unit = match.end(), found
+        total += float(match[1]) * _SECONDS[written]
+        at, unit = match.end(), written
     if not unit:
         raise ValueFormError
     return total
@@ -124,12 +124,12 @@ def _time(text: str, now: float) -> Span:
         return _span(days[text.lower()], timedelta(days=1))
     for form, length in _FORMS.items():
         try:
-            found = datetime.strptime(text.upper(), form)
+            moment = datetime.strptime(text.upper(), form)
         except ValueError:
             continue
         if form == "%H:%M":
-            found = today.replace(hour=found.hour, minute=found.minute)
-        return _span(found, length)
+            moment = today.replace(hour=moment.hour, minute=moment.minute)
+        return _span(moment, length)
     raise ValueFormError
 
 

@@ -63,10 +63,10 @@ class FleetFacts:
 
     def points(self, run: RunView) -> tuple[float, ...]:
         """Return `POINTS` losses over the steps of a run, the newest last."""
-        known = self._points.get(run.key)
-        if known is None or known[0] is not run.curve:
-            known = self._points[run.key] = (run.curve, loss_points(run))
-        return known[1]
+        cached = self._points.get(run.key)
+        if cached is None or cached[0] is not run.curve:
+            cached = self._points[run.key] = (run.curve, loss_points(run))
+        return cached[1]
 
     def read(self, config: Callable[[RunView], str]) -> bool:
         """Read the configurations that are noted; return whether there were any.
@@ -82,8 +82,8 @@ class FleetFacts:
         with ThreadPoolExecutor(MAX_READERS) as pool:
             values = list(pool.map(lambda item: _values(config, item[1], names), noted))
         with self._lock:
-            for (key, _), found in zip(noted, values, strict=True):
-                configs[key] = found  # a dict that was replaced during the read is read again
+            for (key, _), config_values in zip(noted, values, strict=True):
+                configs[key] = config_values  # a dict that was replaced during the read is read again
                 self._noted.pop(key, None)
         return True
 
@@ -101,8 +101,8 @@ def _values(config: Callable[[RunView], str], run: RunView, names: frozenset[str
         flat = resolved_config.fields(config(run))
     except MidstreamError:
         return {}  # the cell stays empty: nothing is known
-    found = ((name.lower(), value) for name, value in flat.items() if name.lower() in names)
-    return {name: value if isinstance(value, float | int | str | None) else str(value) for name, value in found}
+    named = ((name.lower(), value) for name, value in flat.items() if name.lower() in names)
+    return {name: value if isinstance(value, float | int | str | None) else str(value) for name, value in named}
 
 
 def loss_points(run: RunView) -> tuple[float, ...]:
@@ -114,10 +114,10 @@ def loss_points(run: RunView) -> tuple[float, ...]:
 
     rows, total = run.curve, len(run.curve)
     parts = min(POINTS, total)
-    found = list[float]()
-    for part in range(parts):
-        stop = total * (part + 1) // parts
-        begin = max(total * part // parts, stop - ROWS_OF_POINT)
+    means = list[float]()
+    for number in range(parts):
+        stop = total * (number + 1) // parts
+        begin = max(total * number // parts, stop - ROWS_OF_POINT)
         values: Sequence[object] = (
             rows.numbers("train/loss", begin, stop)[0]
             if isinstance(rows, CurveRows)
@@ -125,5 +125,5 @@ def loss_points(run: RunView) -> tuple[float, ...]:
         )
         finite = [value for value in values if isinstance(value, int | float) and abs(value) < 1e300]
         if finite:
-            found.append(sum(finite) / len(finite))
-    return tuple(found)
+            means.append(sum(finite) / len(finite))
+    return tuple(means)

@@ -28,8 +28,8 @@ def certificate_state(view: MigrationView) -> str:
 
 
 def _accelerators(host: HostView, _: FleetMoment) -> str:
-    found = host.machine.accelerators if host.machine else ()
-    return f"{len(found)}x{run_facts.short_kind(found[0].kind)}" if found else ""
+    accelerators = host.machine.accelerators if host.machine else ()
+    return f"{len(accelerators)}x{run_facts.short_kind(accelerators[0].kind)}" if accelerators else ""
 
 
 def _gauge(name: str) -> Any:

@@ -38,12 +38,12 @@ class Label:
         Raises:
             UsageError: One of them is too long, or there are too many tags.
         """
-        found = tuple(dict.fromkeys(filter(None, re.split(r"[,\s]+", printable(tags)))))
-        label = cls(printable(name).strip(), found, printable(note).strip())
+        tag_list = tuple(dict.fromkeys(filter(None, re.split(r"[,\s]+", printable(tags)))))
+        label = cls(printable(name).strip(), tag_list, printable(note).strip())
         for what, text, most in (("name", label.name, MAX_NAME), ("note", label.note, MAX_NOTE)):
             if len(text) > most:
                 raise UsageError(f"the {what} has {len(text)} characters, at most {most} are allowed")
-        if len(found) > MAX_TAGS or any(len(tag) > MAX_NAME for tag in found):
+        if len(tag_list) > MAX_TAGS or any(len(tag) > MAX_NAME for tag in tag_list):
             raise UsageError(f"at most {MAX_TAGS} tags of at most {MAX_NAME} characters are allowed")
         return label
 
@@ -87,7 +87,7 @@ def load() -> Labels:
     file = labels_file()
     try:
         stored = object_or_empty(json.loads(file.read_text(encoding="utf-8")))
-        found = {run_id: _label(value) for run_id, value in object_or_empty(stored.get("labels")).items()}
+        by_run = {run_id: _label(value) for run_id, value in object_or_empty(stored.get("labels")).items()}
         listed = stored.get("edits", [])
         if not isinstance(listed, list):
             raise TypeError("edits")
@@ -96,7 +96,7 @@ def load() -> Labels:
         return Labels()
     except (OSError, ValueError, TypeError, KeyError, RecursionError, AttributeError):
         raise MidstreamError(f"{file} cannot be read", "repair it, or move it away") from None
-    return Labels(found, tuple(edits))
+    return Labels(by_run, tuple(edits))
 
 
 def edit(run_id: str, label: Label) -> Labels:

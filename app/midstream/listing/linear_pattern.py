@@ -35,8 +35,8 @@ def _compiled(pattern: str) -> Any:
     try:
         return re2.compile(pattern, options=options)
     except re2.error as error:
-        reason, _, part = error.args[0].decode(errors="replace").partition(": ")
-        raise PatternError(f"{reason}: {part}" if part else reason, max(0, pattern.find(part))) from None
+        reason, _, rejected = error.args[0].decode(errors="replace").partition(": ")
+        raise PatternError(f"{reason}: {rejected}" if rejected else reason, max(0, pattern.find(rejected))) from None
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def _gauge(
     gauge = GaugeMetricFamily(f"midstream_{name}", text, labels=labels)
     for values, value in samples:
         if value is not None:
-            gauge.add_metric([_label(each) for each in values], float(value))
+            gauge.add_metric([_label(label) for label in values], float(value))
     return gauge
 
 
@@ -95,14 +95,17 @@ def _of_hosts(hosts: Sequence[HostView]) -> Iterator[Metric]:
 
 
 def _of_accelerators(hosts: Sequence[HostView]) -> Iterator[Metric]:
-    known = [
-        (host.name, each)
+    accelerators = [
+        (host.name, accelerator)
         for host in hosts
         if host.link == LIVE and host.machine is not None
-        for each in host.machine.accelerators[:MAX_ACCELERATORS]
+        for accelerator in host.machine.accelerators[:MAX_ACCELERATORS]
     ]
     for name, text, attribute in _ACCELERATOR:
-        samples = (((host, each.index, each.kind), getattr(each, attribute)) for host, each in known)
+        samples = (
+            ((host, accelerator.index, accelerator.kind), getattr(accelerator, attribute))
+            for host, accelerator in accelerators
+        )
         yield _gauge(f"accelerator_{name}", text, ["host", "accelerator", "kind"], samples)  # type: ignore[arg-type]
 
 
@@ -110,24 +113,24 @@ def _of_runs(at: Snapshot) -> Iterator[Metric]:
     current = at.current()
     runs, labels = current[:MAX_RUNS], ["run", "host"]
     answering = {host.name for host in at.hosts if host.link == LIVE}
-    known = [run for run in runs if run.host in answering]
+    answered = [run for run in runs if run.host in answering]
     yield _gauge("runs", "their number", [], [((), len(current))])
 
-    def each(of: Iterable[RunView], name: str, text: str, read: Callable[[RunView], float | None]) -> Metric:
+    def gauge(of: Iterable[RunView], name: str, text: str, read: Callable[[RunView], float | None]) -> Metric:
         return _gauge(f"run_{name}", text, labels, (((run.run_id, run.host), read(run)) for run in of))
 
-    yield each(known, "running", "1: its process runs", lambda run: float(run.running))
-    yield each(runs, "step", "its newest step", lambda run: run.step)
-    yield each(runs, "checkpoint_step", "step of its newest complete checkpoint", _newest_checkpoint)
-    states = (((run.run_id, run.host, run.state), 1.0) for run in known)
+    yield gauge(answered, "running", "1: its process runs", lambda run: float(run.running))
+    yield gauge(runs, "step", "its newest step", lambda run: run.step)
+    yield gauge(runs, "checkpoint_step", "step of its newest complete checkpoint", _newest_checkpoint)
+    states = (((run.run_id, run.host, run.state), 1.0) for run in answered)
     yield _gauge("run_state", "1 for the state that it has", [*labels, "state"], states)
-    yield each(runs, "loss", "training loss of the newest row", lambda run: _newest(run, "train/loss"))
+    yield gauge(runs, "loss", "training loss of the newest row", lambda run: _newest(run, "train/loss"))
     moment = FleetMoment(at, (), at.time)
     for field in fleet_fields.RUNS.values():
         if field.gauge:
-            yield each(known, field.gauge, field.about, lambda run, field=field: field.get(run, moment))
+            yield gauge(answered, field.gauge, field.about, lambda run, field=field: field.get(run, moment))
     for name, text, column in _ROW:
-        yield each(known, name, text, lambda run, column=column: _newest(run, column))
+        yield gauge(answered, name, text, lambda run, column=column: _newest(run, column))
 
 
 def _newest_checkpoint(run: RunView) -> float | None:

@@ -56,8 +56,8 @@ def short_kind(kind: str) -> str:
 def utilization(host: HostView) -> float | None:
     """Return a host's mean accelerator utilization, 0..1; None if it reports none."""
     used = [item.utilization for item in host.machine.accelerators] if host.machine else []
-    known = [value for value in used if value is not None]
-    return sum(known) / len(known) if known else None
+    shares = [value for value in used if value is not None]
+    return sum(shares) / len(shares) if shares else None
 
 
 def memory_share(host: HostView) -> float | None:
@@ -95,15 +95,15 @@ def elapsed(run: RunView, moment: FleetMoment) -> float | None:
 
 def used_by(run: RunView, moment: FleetMoment) -> float | None:
     """Return the mean utilization of the accelerators that a run uses, 0..1."""
-    found = list[float]()
+    shares = list[float]()
     for member in moment.snapshot.members(run) if run.running else ():
         host = moment.snapshot.host(member.host)
         machine = host.machine if host is not None and host.link == LIVE else None
         pids = {user.pid for user in machine.users if user.run == run.run_id} if machine else set[int]()
         for item in machine.accelerators if machine else ():
             if item.utilization is not None and not pids.isdisjoint(item.pids):
-                found.append(item.utilization)
-    return sum(found) / len(found) if found else None
+                shares.append(item.utilization)
+    return sum(shares) / len(shares) if shares else None
 
 
 def trend(points: Sequence[float]) -> float | None:

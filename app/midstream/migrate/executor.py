@@ -19,6 +19,7 @@ from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import JournalError, outcome, read_events
 from midstream.migrate.journal_recovery import BEHIND, is_behind
 from midstream.migrate.phases import phases
+from midstream.migrate.phases.relaunch import newest_of_target
 from midstream.migrate.phases.rollback import Rollback
 from midstream.migrate.steps.migration import (
     Migration,
@@ -80,14 +81,14 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
             if not trains and is_behind(migration):  # a process with a copy of the journal has started the target
                 line = f"{message}; {BEHIND}; midstream --continue {migration.plan.migration} continues it from there"
                 return _result(migration, Exit.INTERRUPTED, migration_state.INTERRUPTED, line)
-            if trains or (facts.relaunching and _is_of_this_machine(error)):
+            certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
+            if trains or (facts.relaunching and (_is_of_this_machine(error) or (certified and _may_go_on(migration)))):
                 return _result(
                     migration,
                     Exit.INTERRUPTED,
                     migration_state.INTERRUPTED,
                     f"{message} ({ways_to_continue(migration)})",
                 )
-            certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
             return _roll_back(migration, message, Exit.FAILED if certified else Exit.NOT_CERTIFIED)
         done.add(phase.name)
     return _complete(migration)
@@ -200,6 +201,22 @@ def _reachable(group: HostGroup) -> bool:
     except MIGRATION.lost:
         return False
     return True
+
+
+def _may_go_on(migration: Migration) -> bool:
+    """Return whether the target may have done steps, which a rollback gives up.
+
+    Only an answer that shows none says no.
+    """
+    plan, sealed = migration.plan, required(migration.journal.facts.sealed, "sealed")
+    try:
+        newest = newest_of_target(migration)
+        attempt = migration.target_group.attempt_of_migration(plan.migration)
+    except MidstreamError:
+        return True
+    status = attempt.status if attempt is not None and attempt.running else None
+    trains = status is not None and status.epoch == plan.epoch and status.step > sealed.step
+    return trains or (newest is not None and newest.step > sealed.step)
 
 
 def _is_of_this_machine(error: Exception) -> bool:

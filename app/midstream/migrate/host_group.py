@@ -239,9 +239,10 @@ class HostGroup:
         chain: records.OwnershipChain | None = None,
         process: str | None = None,
     ) -> None:
-        """Write the fence on every run host, after the signed records that prove it; on the first host last.
+        """Write the fence on every run host, on the first one last.
 
-        ``process``: as of `ownership.put_fence`. The first host's permission to start a target counts.
+        The signed records that prove it are written before. ``process``: as of `ownership.put_fence`; what the first
+        host has permitted counts.
         """
         text = None if chain is None else chain.to_json()
         first, *others = self.run_hosts

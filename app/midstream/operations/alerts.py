@@ -55,16 +55,16 @@ class Alerts:
 
     def of(self, snapshot: Snapshot) -> list[Alert]:
         """Return what is new in a snapshot."""
-        found: list[Alert] = []
+        alerts: list[Alert] = []
         for run_id in dict.fromkeys(run.run_id for run in snapshot.runs):
             copies = snapshot.believed(run_id)
             host = snapshot.host(copies[0].host) if copies else None
             if host is not None and host.link == LIVE:  # its silence says nothing about the run
                 ahead = host.machine.clock_skew if host.machine is not None else 0.0
-                found += [*self._ended(copies[0]), *self._symptoms(copies[0], snapshot.time + ahead)]
+                alerts += [*self._ended(copies[0]), *self._symptoms(copies[0], snapshot.time + ahead)]
         for host in snapshot.hosts:
-            found += self._idle_host(host, snapshot)
-        return found
+            alerts += self._idle_host(host, snapshot)
+        return alerts
 
     def _ended(self, run: RunView) -> Iterator[Alert]:
         before, self._states[run.run_id] = self._states.get(run.run_id), run.state
@@ -98,9 +98,9 @@ class Alerts:
         if host.link != LIVE or host.machine is None:
             return  # its silence says nothing about its accelerators
         shares = [accelerator.utilization for accelerator in host.machine.accelerators if accelerator.kind != "cpu"]
-        known = [share for share in shares if share is not None]
+        reported = [share for share in shares if share is not None]
         trains = any(run.running and run.host == host.name for run in snapshot.runs)
-        if trains or not shares or len(known) < len(shares) or max(known) > BUSY:
+        if trains or not shares or len(reported) < len(shares) or max(reported) > BUSY:
             self._idle.pop(host.name, None)
             return
         since = self._idle.setdefault(host.name, now)

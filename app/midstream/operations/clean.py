@@ -36,16 +36,16 @@ def clean(
     from midstream.check.compiler_leftovers import find_compiler_leftovers
     from midstream.check.slice_leftovers import find_slice_leftovers
 
-    known, unreachable, remove = set[str](), list[str](), agreed is not None
-    for found in find_leftovers(hosts, run_id, remove=remove, agreed=agreed):
-        if isinstance(found, ExaminedHost):
-            known |= set(found.runs)
+    run_ids, unreachable, remove = set[str](), list[str](), agreed is not None
+    for entry in find_leftovers(hosts, run_id, remove=remove, agreed=agreed):
+        if isinstance(entry, ExaminedHost):
+            run_ids |= set(entry.runs)
             continue
-        if isinstance(found, Skipped) and not found.run:
-            unreachable.append(found.host)
-        yield found
+        if isinstance(entry, Skipped) and not entry.run:
+            unreachable.append(entry.host)
+        yield entry
     if not run_id:
         yield from find_compiler_leftovers(remove=remove, agreed=agreed)
         yield from find_slice_leftovers(hosts.fleet, say, remove=remove, agreed=agreed)
-    elif run_id not in known and not remove:
-        raise UsageError(f"no run {run_id!r}", nearest_run(run_id, sorted(known), unreachable))
+    elif run_id not in run_ids and not remove:
+        raise UsageError(f"no run {run_id!r}", nearest_run(run_id, sorted(run_ids), unreachable))

@@ -49,17 +49,17 @@ def compare(
     from midstream.compare.compiler import Compilers
 
     fleet = hosts.fleet
-    wanted = candidates(request.names, fleet, snapshot, request.prices)
+    compared = candidates(request.names, fleet, snapshot, request.prices)
     present = baseline(subject.run)
     if present is not None:
         yield present
-    yield from comparing.compare(fleet, subject, wanted, Compilers(fleet, hosts, request.compile_on, report, cancel))
+    yield from comparing.compare(fleet, subject, compared, Compilers(fleet, hosts, request.compile_on, report, cancel))
 
 
 def calibration_notes(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return lines on how the estimates compare with measured steps."""
-    known = {row.calibration for row in rows if row.calibration is not None}
-    lines = sorted(each.describe() for each in known)
+    calibrations = {row.calibration for row in rows if row.calibration is not None}
+    lines = sorted(calibration.describe() for calibration in calibrations)
     if any(row.calibration is None and row.step is not None for row in rows):
         lines.append("estimates of the compiled program, not measured on these accelerators yet")
     return lines

@@ -63,8 +63,8 @@ def creatable_target(fleet: Fleet, name: str) -> CreatableTarget | None:
     unavailable = fleet.unavailable.get(name)
     pending = isinstance(unavailable, fleet_slices.SlicePendingError)
     if pending or isinstance(unavailable, fleet_slices.SliceMissingError):
-        found = creatable_slice(fleet, name)
-        return found and replace(found, state=unavailable.message, pending=pending)
+        missing = creatable_slice(fleet, name)
+        return missing and replace(missing, state=unavailable.message, pending=pending)
     job = missing_pods(fleet, name)
     if job is None:
         return None

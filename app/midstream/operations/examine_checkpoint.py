@@ -114,11 +114,11 @@ def verify(location: CheckpointLocation, *, deep: bool = False) -> Examination:
     return Examination(report.objects, report.bytes, recorded, report.root_digest, list(report.problems), {}, "")
 
 
-def problems_of(found: Examination) -> list[tuple[str, str]]:
+def problems_of(examination: Examination) -> list[tuple[str, str]]:
     """Return (object, problem) of each; a wrong root digest is the manifest's."""
-    if found.problems or found.ok:
-        return found.problems
-    return [(records.MANIFEST, f"the root digest is {found.recomputed}, recorded is {found.recorded}")]
+    if examination.problems or examination.ok:
+        return examination.problems
+    return [(records.MANIFEST, f"the root digest is {examination.recomputed}, recorded is {examination.recorded}")]
 
 
 def examine(location: CheckpointLocation, *, deep: bool) -> Examination:

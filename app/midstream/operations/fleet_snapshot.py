@@ -66,6 +66,6 @@ def unproven_run(run_id: str, snapshot: Snapshot) -> UsageError:
 
 
 def unknown_run(run_id: str, snapshot: Snapshot) -> UsageError:
-    known = sorted({run.run_id for run in snapshot.runs})
+    run_ids = sorted({run.run_id for run in snapshot.runs})
     unreachable = [host.name for host in snapshot.hosts if host.link != "live"]
-    return UsageError(f"no run {run_id!r}", nearest_run(run_id, known, unreachable))
+    return UsageError(f"no run {run_id!r}", nearest_run(run_id, run_ids, unreachable))

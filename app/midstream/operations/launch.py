@@ -56,7 +56,7 @@ def wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> 
     states = {records.TRAINING, records.SAVING, records.STOPPED, records.FINISHED}
     report.update(attempt.run_id, "starting")  # a fast engine has passed it at the first look
     try:
-        found = wait_ranks(hosts, attempt.ranks, attempt.run_id, attempt.number, states, FIRST_STEP_TIMEOUT, observe)
+        ranks = wait_ranks(hosts, attempt.ranks, attempt.run_id, attempt.number, states, FIRST_STEP_TIMEOUT, observe)
     except NotYetError:
         return None
     except LaunchError as error:
@@ -66,4 +66,4 @@ def wait_until_training(hosts: HostPool, attempt: Attempt, report: Reporter) -> 
         raise
     finally:
         report.end(attempt.run_id)
-    return found[0].status
+    return ranks[0].status

@@ -21,7 +21,7 @@ class SliceListing:
     project. ``creatable`` are targets whose slice can be created.
     """
 
-    found: tuple[tuple[Slice, str], ...] = ()
+    slices: tuple[tuple[Slice, str], ...] = ()
     problems: tuple[str, ...] = ()
     configured: bool = True
     creatable: tuple[CreatableTarget, ...] = ()
@@ -34,14 +34,14 @@ def list_slices(fleet: Fleet) -> SliceListing:
         return SliceListing(configured=False)
     inventory = fleet_slices.list_slices(fleet)
     ended = (SliceStatus.PREEMPTED, SliceStatus.FAILED)
-    existing = {each.path for each in inventory.slices if each.status not in ended or each.stopped}
+    existing = {slice_.path for slice_ in inventory.slices if slice_.status not in ended or slice_.stopped}
     missing = [creatable_slice(fleet, name) for place, name in names.items() if place not in existing]
-    found = tuple((each, names.get(each.path, "")) for each in inventory.slices)
-    return SliceListing(found, tuple(inventory.problems), creatable=tuple(filter(None, missing)))
+    slices = tuple((slice_, names.get(slice_.path, "")) for slice_ in inventory.slices)
+    return SliceListing(slices, tuple(inventory.problems), creatable=tuple(filter(None, missing)))
 
 
-def remarks(each: Slice) -> tuple[str, ...]:
+def remarks(slice_: Slice) -> tuple[str, ...]:
     """Return remarks about a slice: its health, its queue and the reason."""
-    health = "" if each.health in ("", "HEALTHY") else each.health.lower().replace("_", " ")
-    queued = f"queue: {each.queued}" if each.queued not in ("", "ACTIVE", each.state) else ""
-    return tuple(filter(None, (health, queued, each.why)))
+    health = "" if slice_.health in ("", "HEALTHY") else slice_.health.lower().replace("_", " ")
+    queued = f"queue: {slice_.queued}" if slice_.queued not in ("", "ACTIVE", slice_.state) else ""
+    return tuple(filter(None, (health, queued, slice_.why)))

@@ -70,8 +70,8 @@ def find_damage(hosts: HostPool, run_id: str, on: str = "") -> tuple[list[Repair
     _check_known(fleet, gathered, run_id, on)
     damaged = [
         f"{host}: checkpoint {checkpoint.name} is damaged ({checkpoint.damaged}): it is not used and not deleted"
-        for host, found in gathered.hosts.items()
-        for checkpoint in found.checkpoints
+        for host, evidence in gathered.hosts.items()
+        for checkpoint in evidence.checkpoints
         if checkpoint.damaged
     ]
     return propose(fleet, gathered, on), damaged

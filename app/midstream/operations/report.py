@@ -86,6 +86,9 @@ def collect_report(hosts: HostPool, snapshot: Snapshot, run: RunView) -> RunRepo
     period = DEFAULT_PERIOD if started is None else min(max(now - started + DAY, DAY), MAX_PERIOD)
     costs = collect(hosts, period, now)
     config, changes, missing = _config(hosts, run)
+    here = {view.migration for view in views}
+    elsewhere = [entry.migration for entry in (run.lineage.entries if run.lineage else ()) if entry.migration]
+    missing += [f"migration {name}: its journal is not on this machine" for name in elsewhere if name not in here]
     failure = failure_of(snapshot.members(run))
     return RunReport(
         run,
@@ -96,7 +99,7 @@ def collect_report(hosts: HostPool, snapshot: Snapshot, run: RunView) -> RunRepo
         config,
         changes,
         failure.reason if failure is not None else "",
-        (*missing, *costs.not_known),
+        (*missing, *(line for line in costs.not_known if line not in costs.not_known_of_hosts)),
     )
 
 

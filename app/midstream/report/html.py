@@ -36,8 +36,8 @@ def paragraph(words: str, kind: str = "") -> str:
 
 def items(lines: Iterable[str]) -> str:
     """Return lines of text as a list; nothing without lines."""
-    found = [element("li", text(line)) for line in lines]
-    return element("ul", *found) if found else ""
+    entries = [element("li", text(line)) for line in lines]
+    return element("ul", *entries) if entries else ""
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:

@@ -46,7 +46,11 @@ def page(report: RunReport) -> str:
     sections = [
         ("curves", "Curves", "".join(_curves(report))),
         ("lineage", "Lineage", _lineage(report)),
-        ("migrations", "Migrations", "".join(migration_sections(report)) or paragraph("It was never migrated.", "dim")),
+        (
+            "migrations",
+            "Migrations",
+            "".join(migration_sections(report)) or paragraph(_without_migrations(report), "dim"),
+        ),
         ("cost", "Cost", _cost(report)),
         ("config", "Configuration", _config(report)),
     ]
@@ -74,6 +78,19 @@ def page(report: RunReport) -> str:
             "</html>\n",
         ]
     )
+
+
+def _without_migrations(report: RunReport) -> str:
+    """Return the words for a report without a migration.
+
+    This machine may not have its journal.
+    """
+    lineage = report.run.lineage
+    if lineage is None:
+        return "It is not known whether it was migrated: its lineage cannot be read."
+    if any(entry.migration for entry in lineage.entries):
+        return "It was migrated, from another machine: the lineage has the migrations."
+    return "It was never migrated."
 
 
 def utc(value: float | None) -> str:
@@ -153,7 +170,7 @@ def _cost(report: RunReport) -> str:
     )
     if report.migration_costs:
         heading = ("migration", "from", "to", "state", "preparation", "downtime", "cost")
-        rows += table(heading, [each.cells() for each in report.migration_costs])
+        rows += table(heading, [cost_.cells() for cost_ in report.migration_costs])
     return rows + paragraph("Prices are those of the fleet file now, also for the past.", "dim")
 
 

@@ -78,7 +78,7 @@ class CondaList:
     pip: tuple[PipPackage, ...] = ()
 
     def __str__(self) -> str:
-        return self.explicit + "".join(f"{each}\n" for each in self.pip)
+        return self.explicit + "".join(f"{package}\n" for package in self.pip)
 
     @property
     def explicit(self) -> str:
@@ -88,12 +88,12 @@ class CondaList:
     @property
     def requirements(self) -> str:
         """Packages of pip as its requirements, with URLs and hashes; empty: none."""
-        return "".join(f"{each.name} @ {each.url} --hash=sha256:{each.digest}\n" for each in self.pip)
+        return "".join(f"{package.name} @ {package.url} --hash=sha256:{package.digest}\n" for package in self.pip)
 
     @property
     def servers(self) -> list[str]:
         """Names of the machines that have the packages."""
-        urls = [each.url for each in (*self.packages, *self.pip)]
+        urls = [package.url for package in (*self.packages, *self.pip)]
         return sorted({urlsplit(url).netloc.rpartition("@")[2] for url in urls})
 
     @property
@@ -102,7 +102,7 @@ class CondaList:
 
         A host replaces them by their values.
         """
-        return sorted({name or other for each in self.packages for name, other in VARIABLE.findall(each.url)})
+        return sorted({name or other for package in self.packages for name, other in VARIABLE.findall(package.url)})
 
     @property
     def size(self) -> str:
@@ -122,12 +122,12 @@ def lists_of(text: str) -> str | None:
     """
     lines = {line.strip() for line in text.splitlines()}
     if MARKER in lines:
-        found = [explicit_list(text)]
+        conda_lists = [explicit_list(text)]
     elif re.search(r"^package:", text, re.MULTILINE) and re.search(r"^\s*(?:- )?manager: ", text, re.MULTILINE):
-        found = _unified(text)
+        conda_lists = _unified(text)
     else:
         return None
-    lists = "".join(str(each) for each in found if not each.platform.startswith("win-"))
+    lists = "".join(str(conda_list) for conda_list in conda_lists if not conda_list.platform.startswith("win-"))
     if not lists:
         raise UsageError("has no package for Linux or macOS", "conda-lock lock --platform linux-64")
     if len(lists) > MAX_LOCK:
@@ -140,9 +140,9 @@ def lists_of(text: str) -> str | None:
 
 def by_platform(lists: str) -> dict[str, CondaList]:
     """Return the lists of a run file. Errors as of `lists_of`."""
-    found = [explicit_list(_HEADING + section) for section in lists.split(_HEADING)[1:]]
-    platforms = {each.platform: each for each in found}
-    if "".join(map(str, found)) != lists or len(platforms) < len(found):
+    conda_lists = [explicit_list(_HEADING + section) for section in lists.split(_HEADING)[1:]]
+    platforms = {conda_list.platform: conda_list for conda_list in conda_lists}
+    if "".join(map(str, conda_lists)) != lists or len(platforms) < len(conda_lists):
         raise UsageError("is no sequence of explicit lists, one for each platform")
     return platforms
 
@@ -237,7 +237,9 @@ def _checked(platform: str, packages: Iterable[CondaPackage], pip: Iterable[PipP
         if _subdir(package.url) not in (platform, NOARCH):
             raise UsageError(f"{platform}: {_shown(_hidden(package.url))} is for {_shown(_subdir(package.url))}")
     for kind in (checked.packages, checked.pip):
-        names = [re.sub(r"[-_.]+", "-", each.name).lower() if kind is checked.pip else each.name for each in kind]
+        names = [
+            re.sub(r"[-_.]+", "-", package.name).lower() if kind is checked.pip else package.name for package in kind
+        ]
         twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
         if twice is not None:
             raise UsageError(f"{platform}: {twice} is in it twice")
@@ -250,24 +252,24 @@ def _package(url: str, digest: str) -> CondaPackage:
         raise UsageError(
             f"{_shown(_hidden(url))} is no package of a channel", "https://CHANNEL/PLATFORM/NAME-VERSION-BUILD.conda"
         )
-    found = _DIGEST.fullmatch(digest)
-    if found is None:
+    matched = _DIGEST.fullmatch(digest)
+    if matched is None:
         what = f"has no hash, but {_shown(digest)}" if digest else "has no hash"
         raise UsageError(f"{_shown(_hidden(url))} {what}", HASHES_HINT)
-    return CondaPackage(name[1], url, found[1])
+    return CondaPackage(name[1], url, matched[1])
 
 
 def _pip_line(line: str) -> PipPackage:
-    found = _PIP.fullmatch(line)
-    if found is None:
+    matched = _PIP.fullmatch(line)
+    if matched is None:
         raise UsageError(
             f"pip: {_shown(_hidden(line))} is no package with address and SHA-256",
             "packages of an index; one from git or a directory travels as files: of the run file",
         )
-    _segments(found[2])
-    if VARIABLE.search(found[2]):
+    _segments(matched[2])
+    if VARIABLE.search(matched[2]):
         raise UsageError(f"pip: {_shown(_hidden(line))} has a variable in its address")
-    return PipPackage(found[1], found[2], found[3])
+    return PipPackage(matched[1], matched[2], matched[3])
 
 
 def _subdir(url: str) -> str:
@@ -288,8 +290,10 @@ def _segments(url: str) -> list[str]:
     secret = bool(token) and not VARIABLE.search(token)
     if secret or (at and not all(VARIABLE.fullmatch(word) for word in user.split(":"))):
         raise UsageError(f"{_shown(_hidden(url))} has credentials", CREDENTIALS_HINT)
-    parts = [unquote(each) for each in named]
-    if len(parts) < 2 or any(each in ("", ".", "..") or "/" in each or not each.isprintable() for each in parts):
+    parts = [unquote(segment) for segment in named]
+    if len(parts) < 2 or any(
+        segment in ("", ".", "..") or "/" in segment or not segment.isprintable() for segment in parts
+    ):
         raise UsageError(f"{_shown(_hidden(url))} is no address of a package")
     return parts
 

@@ -39,5 +39,5 @@ def processes_text(before: int, after: int) -> str:
     return count(before, "process", "processes") + (f" -> {after}" if after != before else "")
 
 
-def _weaker(one: str, other: str) -> str:
-    return min(one, other, key=_STRENGTH.index)
+def _weaker(own: str, other: str) -> str:
+    return min(own, other, key=_STRENGTH.index)

@@ -142,13 +142,13 @@ BEHAVIOURS = (
         elsewhere=True,
     ),
 )
-NAMES = tuple(dict.fromkeys(name for each in BEHAVIOURS for name in each.names))
+NAMES = tuple(dict.fromkeys(name for behaviour in BEHAVIOURS for name in behaviour.names))
 
 
 def behaviours_of(names: Collection[str], *, same_processes: bool) -> list[LibraryBehaviour]:
     """Return the behaviours of libraries that the names show."""
     return [
-        each
-        for each in BEHAVIOURS
-        if not (each.elsewhere and same_processes) and any(name in names for name in each.names)
+        behaviour
+        for behaviour in BEHAVIOURS
+        if not (behaviour.elsewhere and same_processes) and any(name in names for name in behaviour.names)
     ]

@@ -30,14 +30,14 @@ def _data_problem(run: RunFile, saved: int, loaded: int, position: Callable[[], 
     """Return why MaxText would refuse the state of a grain iterator, else None."""
     if loaded == saved or position() != "stored":
         return None
-    wanted = loaded / saved
+    factor = loaded / saved
     given = [word.partition("=")[2] for word in run.resume if word.lstrip("-").startswith(f"{FACTOR}=")]
-    if given and _number(given[-1]) == wanted:
+    if given and _number(given[-1]) == factor:
         return None
     return MidstreamError(
         f"checkpoints of this run have the state of a grain iterator for {count(saved, 'host')}: MaxText refuses "
         f"them on {count(loaded, 'host')}",
-        f"{FACTOR}={wanted:g} in the resume command, or {count(saved, 'host')}",
+        f"{FACTOR}={factor:g} in the resume command, or {count(saved, 'host')}",
         Exit.REFUSED,
     )
 

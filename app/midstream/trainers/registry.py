@@ -16,7 +16,8 @@ from midstream.trainers.trainer_defaults import OtherProcesses, TrainerDefaults
 
 # A trainer that others are built on stands after them: the first that a program shows is the one it is of.
 TRAINERS: Mapping[str, TrainerDefaults] = {
-    each.name: each for each in (MAXTEXT, LEVANTER, DEEPSPEED, LIGHTNING, HUGGINGFACE, ACCELERATE, TORCHRUN, SCRIPT)
+    trainer.name: trainer
+    for trainer in (MAXTEXT, LEVANTER, DEEPSPEED, LIGHTNING, HUGGINGFACE, ACCELERATE, TORCHRUN, SCRIPT)
 }
 
 __all__ = ["SCRIPT", "TRAINERS", "OtherProcesses", "TrainerDefaults"]

@@ -88,8 +88,8 @@ def _is_path(value: str) -> bool:
 
 def _option(line: str) -> tuple[str, str]:
     """Return a line's option and its value; empty texts for a requirement."""
-    found = _OPTION.match(line) if line.startswith("-") else None
-    return (found.group(1), found.group(2).strip().strip("\"'")) if found else ("", "")
+    matched = _OPTION.match(line) if line.startswith("-") else None
+    return (matched.group(1), matched.group(2).strip().strip("\"'")) if matched else ("", "")
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:

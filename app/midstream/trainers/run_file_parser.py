@@ -166,7 +166,7 @@ class _RunFileParser:
 
     def _texts(self, key: str) -> list[str]:
         value = self._value.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self._error(key, "expected a list of texts", f'{key}: ["*.py", "data/**"]')
         return cast("list[str]", value)
 
@@ -191,7 +191,7 @@ class _RunFileParser:
                 return shlex.split(value)
             except ValueError as error:
                 raise self._error(key, str(error).lower()) from None
-        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
             return cast("list[str]", value)
         raise self._error(key, "expected a command line, or a list of its words")
 
@@ -284,11 +284,11 @@ class _RunFileParser:
         return batch
 
     def _stop(self, defaults: TrainerDefaults) -> Stop:
-        found = self._part("stop", Stop, defaults.stop)
-        known = tuple(Signal.name for Signal in signal.Signals)
-        if found.signal not in known:
-            raise self._error("stop.signal", f"{found.signal!r} is no signal", nearest(found.signal, known))
-        return found
+        stop = self._part("stop", Stop, defaults.stop)
+        names = tuple(Signal.name for Signal in signal.Signals)
+        if stop.signal not in names:
+            raise self._error("stop.signal", f"{stop.signal!r} is no signal", nearest(stop.signal, names))
+        return stop
 
     def _environment(self, defaults: TrainerDefaults) -> TrainerEnvironment:
         value = self._value.get("environment", {})

@@ -37,10 +37,10 @@ def world_of(run: RunFile, nodes: int, devices: int, trained_on: int = 0) -> Wor
             "a target with more devices, or another number in the run file",
             Exit.REFUSED,
         )
-    each = run.devices or has
+    used = run.devices or has
     if not run.devices and not run.scales and run.batch.kept_by == FIXED and 0 < trained_on < nodes * has:
-        each = max(1, trained_on // nodes)
-    world = World(nodes, each, run.batch.per_device, 0, each if process_per_device(run) else 1, each < has)
+        used = max(1, trained_on // nodes)
+    world = World(nodes, used, run.batch.per_device, 0, used if process_per_device(run) else 1, used < has)
     if run.batch.kept_by != BY_COMMAND:
         return world
     total, sequences = world.device_count, run.batch.sequences
@@ -89,7 +89,7 @@ def check_group(run: RunFile, target: Target) -> None:
             f"shared_root: of {target.name} in the fleet file, or a target of one host",
             Exit.REFUSED,
         )
-    joined = any(run.uses(each) for each in ("nodes", "rank", "master"))
+    joined = any(run.uses(name) for name in ("nodes", "rank", "master"))
     if run.launcher and not joined and not target.describes_itself:  # a slice describes itself
         raise MidstreamError(
             f"the command of {run.trainer} is the same on each host of {target.name}: each would train alone",

@@ -75,11 +75,11 @@ class SendQueue:
     streams: list[Stream] = field(default_factory=list[Stream])
     opening: int = 0
     early: Sequence[EarlyStream] = ()
-    left: int = field(init=False)
+    remaining: int = field(init=False)
     more: bool = field(init=False)  # items will be added
 
     def __post_init__(self) -> None:
-        self.left = sum(item["length"] for item in self.items)
+        self.remaining = sum(item["length"] for item in self.items)
         self.more = self.expected > 0
 
     @property
@@ -98,7 +98,7 @@ class SendQueue:
             return max(MAX_QUEUED_BYTES, BUCKET_QUEUED_BYTES // self._stream_count)
         if self.more:
             return MAX_QUEUED_BYTES
-        return max(MIN_QUEUED_BYTES, min(MAX_QUEUED_BYTES, self.left // self._stream_count))
+        return max(MIN_QUEUED_BYTES, min(MAX_QUEUED_BYTES, self.remaining // self._stream_count))
 
     def take(self) -> list[CopyItem]:
         """Remove and return the next items: about a chunk of bytes.
@@ -107,7 +107,7 @@ class SendQueue:
         """
         most = CHUNK
         if self._stream_count > 1:
-            most = max(MIN_RANGE, min(CHUNK, self.left // (4 * self._stream_count) & ~0xFFFF))
+            most = max(MIN_RANGE, min(CHUNK, self.remaining // (4 * self._stream_count) & ~0xFFFF))
         item = self.items.popleft()
         # In a bucket one stream has to bring all parts of an object.
         if item["length"] > most and self._stream_count > 1 and not (self.expected or self.route.target.in_bucket):
@@ -119,5 +119,5 @@ class SendQueue:
         while self.items and len(taken) < MAX_LINE_ITEMS and size + self.items[0]["length"] <= most:
             taken.append(self.items.popleft())
             size += taken[-1]["length"]
-        self.left -= size
+        self.remaining -= size
         return taken

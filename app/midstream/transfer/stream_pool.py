@@ -150,7 +150,7 @@ class StreamPool:
             self._open(self._unopened.popleft())
 
     def _open(self, queue: SendQueue) -> None:
-        small = max(queue.left, queue.expected) < SMALL_COPY
+        small = max(queue.remaining, queue.expected) < SMALL_COPY
         min_bytes = MIN_STREAM_BYTES if queue.route.favors_streams else MIN_CORE_BYTES
         if queue.more:
             queue.opening = max(1, min(queue.route.streams, queue.expected // min_bytes))
@@ -197,7 +197,7 @@ class StreamPool:
         elif isinstance(event, Added):
             queue = event.queue
             queue.items.extend(event.items)
-            queue.left += sum(item["length"] for item in event.items)
+            queue.remaining += sum(item["length"] for item in event.items)
             queue.more = not event.last
             waiting.update(item["path"] for item in event.items)
             self._share(queue)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
 from midstream.printable import printable
+from midstream.tui.target_choice import TargetChoice, TargetMissingError
 
 if TYPE_CHECKING:
     from midstream.check.check_result import Check
@@ -41,38 +40,6 @@ if TYPE_CHECKING:
     from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView, Snapshot
     from midstream_host.runs.log_pages import LogMatches
-
-MAX_CONFIGS = 200  # files of this directory that a launch offers
-CONFIG_SIZE = 64_000  # characters of a file that are looked at
-_CONFIG_SECTION = re.compile(r"^(data|model|trainer|optimizer)[ \t]*:", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class TargetChoice:
-    """A migration target: its name in the fleet file and its hosts.
-
-    ``allocation``: it is one of SLURM; its host is the login node, which other targets may have too.
-    """
-
-    name: str
-    hosts: tuple[str, ...]
-    allocation: bool = False
-
-    def takes(self, run: RunView) -> bool:
-        """Return whether a run may migrate there, from elsewhere or from another job."""
-        owner = run.fence.owner if run.fence is not None else ""
-        return run.host not in self.hosts or (self.allocation and owner != self.name)
-
-
-class TargetMissingError(MidstreamError):
-    """Error of a target that does not exist and may be created.
-
-    Every check that is possible without it has passed.
-    """
-
-    def __init__(self, missing: CreatableTarget) -> None:
-        super().__init__(missing.state or f"{missing.target} does not exist")
-        self.missing = missing
 
 
 class Actions:
@@ -182,8 +149,8 @@ class Actions:
         """Undo the last edit of a label. Return all labels and the outcome."""
         from midstream.listing import labels
 
-        found, run_id = labels.undo()
-        return found, f"{run_id}: name, tags and note are as before"
+        restored, run_id = labels.undo()
+        return restored, f"{run_id}: name, tags and note are as before"
 
     def slices(self) -> SliceListing:
         """List the TPU slices of the fleet file's projects and zones."""
@@ -209,7 +176,7 @@ class Actions:
         from midstream.operations.repair import repair
 
         return "\n".join(
-            each.refused or each.lines()[-1].strip() for each in repair(self._hosts, proposals, agreed=True)
+            proposal.refused or proposal.lines()[-1].strip() for proposal in repair(self._hosts, proposals, agreed=True)
         )
 
     def adopt(self, place: str) -> str:
@@ -279,11 +246,9 @@ class Actions:
 
     def configs(self) -> tuple[str, ...]:
         """Return the configs of this directory, and those that midstream ships."""
-        from midstream.bundled_files import config_names
+        from midstream.launch.offered_configs import offered_configs
 
-        found = sorted(path for pattern in ("*.yaml", "*/*.yaml") for path in Path().glob(pattern))
-        own = [str(path) for path in found[:MAX_CONFIGS] if _looks_like_config(path)]
-        return tuple(dict.fromkeys([*own, *config_names()]))
+        return offered_configs()
 
     def launch_checks(self, request: LaunchRequest) -> Iterator[Check]:
         """Yield the checks of a launch as each completes, without side effects on runs."""
@@ -317,12 +282,12 @@ class Actions:
         from midstream.check.fleet_leftovers import SliceProblem
         from midstream.operations.clean import clean
 
-        found: list[AnyLeftover] = []
+        leftovers: list[AnyLeftover] = []
         try:
-            found.extend(clean(self._hosts, report, agreed=agreed))
+            leftovers.extend(clean(self._hosts, report, agreed=agreed))
         except MidstreamError as error:  # what was found and removed before it is shown
-            found.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
-        return found
+            leftovers.append(SliceProblem(" ".join(filter(None, (f"{error.message}.", error.hint)))))
+        return leftovers
 
     def recheck(self, view: MigrationView) -> list[Check]:
         """Check every claim of a migration's certificate again."""
@@ -445,15 +410,3 @@ class Actions:
         from midstream.migrate.journal import migration_directory
 
         return tuple(migration_directory.list_migrations(self._fleet))
-
-
-def _looks_like_config(path: Path) -> bool:
-    """Return whether a YAML file has a section of a config.
-
-    A fleet file, for example, has none.
-    """
-    try:
-        with path.open(errors="replace") as file:
-            return _CONFIG_SECTION.search(file.read(CONFIG_SIZE)) is not None
-    except OSError:
-        return False

@@ -66,9 +66,9 @@ def complete(app: BaseApp, text: str) -> Sequence[str]:
     names, argument = _arguments(app, word), argument.lstrip()
     if word.argument == "RUN":  # there may be 100,000, and each key completes
         first = bisect_left(names, argument)
-        last = bisect_right(names, argument, first, key=lambda each: each[: len(argument)])
+        last = bisect_right(names, argument, first, key=lambda name: name[: len(argument)])
         return _Completions(word.name, names, range(first, last))
-    return [f"{word.name} {each}" for each in names if each.startswith(argument)]
+    return [f"{word.name} {name}" for name in names if name.startswith(argument)]
 
 
 def read(app: BaseApp, text: str) -> Callable[[], object]:
@@ -108,8 +108,10 @@ def read(app: BaseApp, text: str) -> Callable[[], object]:
 
 def _word(app: BaseApp, name: str) -> Word | None:
     """Return the word with this name, or the first that begins with it."""
-    known = words(app)
-    return known.get(name) or next((known[each] for each in known if name and each.startswith(name)), None)
+    by_name = words(app)
+    return by_name.get(name) or next(
+        (by_name[word_name] for word_name in by_name if name and word_name.startswith(name)), None
+    )
 
 
 def _arguments(app: BaseApp, word: Word) -> Sequence[str]:
@@ -136,14 +138,16 @@ def _argument(app: BaseApp, word: Word, text: str) -> str:
     arguments = _arguments(app, word)
     if text and word.argument in TYPED:
         return text
-    found = [text] if text in arguments else [each for each in arguments if text and each.startswith(text)]
-    if len(found) == 1:
-        return found[0]
+    matches = (
+        [text] if text in arguments else [argument for argument in arguments if text and argument.startswith(text)]
+    )
+    if len(matches) == 1:
+        return matches[0]
     kind = word.argument.lower()
     if not text:
         raise UsageError(f"{word.name} needs a {kind}", nearest(text, arguments[:10]))
-    if found:
-        raise UsageError(f"{text!r} is the beginning of {len(found)} {kind}s", ", ".join(found[:5]))
+    if matches:
+        raise UsageError(f"{text!r} is the beginning of {len(matches)} {kind}s", ", ".join(matches[:5]))
     raise UsageError(f"no such {kind} {text!r}", nearest(text, arguments[:1000]) if len(arguments) <= 10 else "")
 
 

@@ -338,7 +338,9 @@ def of_focus(
     """
     scopes = (scope, *(PARTS.get(scope, ()) if parts is None else parts), EVERYWHERE)
     return {
-        name: tuple(each for each in of(name) if _is_about(each, name, view) and not (readonly and each.changes))
+        name: tuple(
+            command for command in of(name) if _is_about(command, name, view) and not (readonly and command.changes)
+        )
         for name in scopes
     }
 

@@ -26,13 +26,13 @@ WATCH_INTERVAL = 1.0  # seconds between reports of a watched host
 class UnopenedFleet(NamedTuple):
     """A fleet to open: its file, and what opens its hosts.
 
-    ``path`` is empty where there is no file. ``known`` is the kind of each host by name, for the snapshot before the
+    ``path`` is empty where there is no file. ``kinds`` is the kind of each host by name, for the snapshot before the
     fleet is opened; None where they are not known.
     """
 
     path: str
     open_hosts: Callable[[], HostPool]
-    known: Mapping[str, str] | None = None
+    kinds: Mapping[str, str] | None = None
 
 
 class FleetSession:
@@ -60,7 +60,7 @@ class FleetSession:
         self._series: SeriesFiles | None = None
         self._actions: Actions | None = None
         self._subscribers: list[Callable[[Snapshot], object]] = []
-        views = tuple(HostView(name, kind, CONNECTING) for name, kind in (fleet.known or {}).items())
+        views = tuple(HostView(name, kind, CONNECTING) for name, kind in (fleet.kinds or {}).items())
         self._first = Snapshot(0, time.time(), views)
 
     @property

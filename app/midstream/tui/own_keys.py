@@ -32,26 +32,26 @@ def read(file: Path) -> dict[str, tuple[str, ...]]:
         raise UsageError(f"{file} cannot be read: {words}", "write lines such as fleet.migrate: M") from None
     if not isinstance(values, Mapping):
         raise UsageError(f"{file} has no lines of COMMAND: KEY", "write lines such as fleet.migrate: M")
-    known = {command.id: command for command in commands.COMMANDS}
-    found: dict[str, tuple[str, ...]] = {}
+    by_id = {command.id: command for command in commands.COMMANDS}
+    own_keys: dict[str, tuple[str, ...]] = {}
     for name, keys in values.items():
-        if name not in known:
-            raise UsageError(f"{file}: no command {name!r}", nearest(str(name), tuple(known)))
+        if name not in by_id:
+            raise UsageError(f"{file}: no command {name!r}", nearest(str(name), tuple(by_id)))
         listed = keys if isinstance(keys, list) else [keys]
         if not listed or not all(isinstance(key, str | int) and not isinstance(key, bool) for key in listed):
             raise UsageError(f"{file}: {name} needs a key, or a list of keys", f"{name}: M")
-        found[name] = tuple(str(key) for key in listed)
-    _refuse_clashes(file, found)
-    return found
+        own_keys[name] = tuple(str(key) for key in listed)
+    _refuse_clashes(file, own_keys)
+    return own_keys
 
 
-def _refuse_clashes(file: Path, found: Mapping[str, tuple[str, ...]]) -> None:
+def _refuse_clashes(file: Path, own_keys: Mapping[str, tuple[str, ...]]) -> None:
     for scope in commands.SCOPES:
         taken: dict[str, str] = {}
         for command in commands.of(scope, *commands.PARTS.get(scope, ()), commands.EVERYWHERE):
-            for key in found.get(command.id, command.keys):
+            for key in own_keys.get(command.id, command.keys):
                 other = taken.setdefault(key, command.id)
-                if other != command.id and {other, command.id} & found.keys():
+                if other != command.id and {other, command.id} & own_keys.keys():
                     raise UsageError(
                         f"{file}: {other} and {command.id} have both {key}", "give one of them another key"
                     )

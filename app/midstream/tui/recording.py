@@ -22,7 +22,8 @@ from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
-from midstream.tui.actions import Actions, TargetChoice
+from midstream.tui.actions import Actions
+from midstream.tui.target_choice import TargetChoice
 from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 
@@ -193,8 +194,8 @@ class Replay:
                 self._migration(entry["migration"], entry["view"])
 
     def _migration(self, name: str, view: Mapping[str, Any]) -> None:
-        known = self._views.get(name)
-        plan = Plan.from_json(view["plan"]) if "plan" in view else known.plan if known else None
+        view_before = self._views.get(name)
+        plan = Plan.from_json(view["plan"]) if "plan" in view else view_before.plan if view_before else None
         if plan is None:
             return
         downtime, certificate = view["downtime"], view["certificate"]
@@ -203,7 +204,7 @@ class Replay:
             plan,
             view["state"],
             view["phase"],
-            (known.events if known else ()) + tuple(Event.from_json(event) for event in view["events"]),
+            (view_before.events if view_before else ()) + tuple(Event.from_json(event) for event in view["events"]),
             DowntimeReport.from_json(downtime) if downtime else None,
             Certificate.from_json(certificate) if certificate else None,
             view["finished"],

@@ -65,7 +65,7 @@ def run_tui(
     """
     recorder = _recorder(record) if record else None
     session = FleetSession(fleet, recorder=recorder, store_series=not demo)
-    if fleet.known is None:
+    if fleet.kinds is None:
         session.open()
     errors: list[MidstreamError] = []
 

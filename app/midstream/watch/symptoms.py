@@ -53,7 +53,10 @@ def symptoms(run: RunView, now: float) -> list[Symptom]:
 
 
 class _Recent:
-    """The newest rows with a loss. A guard looks at them at every report, so they are read by column."""
+    """The newest rows with a loss.
+
+    A guard looks at them at every report, so they are read by column.
+    """
 
     def __init__(self, curve: Sequence[LoggedRow]) -> None:
         self._curve, self._begin = curve, max(0, len(curve) - (RECENT + BEFORE))
@@ -69,7 +72,10 @@ class _Recent:
         return self._curve[self._begin + self._rows[index]]["global_step"]
 
     def last_time(self) -> float | None:
-        """Return when the last row was complete (UTC seconds on its host), None if it does not say."""
+        """Return when the last row was complete, None if it has no time.
+
+        UTC seconds by its host's clock.
+        """
         return self._curve[self._begin + self._rows[-1]].get("time") if self._rows else None
 
     def durations(self) -> list[float]:

@@ -24,6 +24,9 @@ class Restore(JsonRecord):
     recorded_batch_digest: str  # of the same batch, as the writer expected it
     devices: int = 0
     seconds: Dict[str, float] = dataclasses.field(default_factory=lambda: {})
+    divided_from: int = 0  # data-parallel processes that saved another trainer's checkpoint, which was divided
+    divided_over: int = 0  # processes that it was divided over; 0: it was not
+    divided_digests: Dict[str, str] = dataclasses.field(default_factory=lambda: {})  # SHA-256, equal before and after
 
 
 @dataclasses.dataclass(frozen=True)

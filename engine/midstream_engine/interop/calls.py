@@ -175,7 +175,7 @@ _INERT = {
 _STORAGES = {("torch", name) for name in STORAGES}
 
 
-def known(module: str, name: str) -> bool:
+def allows(module: str, name: str) -> bool:
     """Return whether a checkpoint may name a global."""
     pair = (module, name)
     return pair in CALLS or pair in _INERT or pair in _STORAGES

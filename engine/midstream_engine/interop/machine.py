@@ -35,9 +35,9 @@ class _Calls(Vocabulary):
     def __init__(self, persistent: Callable[[object], object]) -> None:
         self._persistent = persistent
 
-    def known(self, module: str, name: str) -> bool:
+    def allows(self, module: str, name: str) -> bool:
         """Return whether the table has a global."""
-        return calls.known(module, name)
+        return calls.allows(module, name)
 
     def call(self, function: Global, arguments: tuple[TorchValue, ...]) -> object:
         """Return what a call stands for; see ``calls.call``."""

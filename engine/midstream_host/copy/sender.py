@@ -284,7 +284,7 @@ def serve(directory: str, peer: Optional[JsonObject], begin: Callable[[Sender], 
         if not feed(lines.get, sender, begin(sender)):
             return 1
         if sock is not None:
-            tls.part(sock)
+            tls.end(sock)
         return 0
     except OSError as error:  # the receiver has exited and reports why on its own channel
         if error.errno not in (errno.EPIPE, errno.ECONNRESET) and sock is None:

@@ -89,7 +89,7 @@ def send(directory: str, streams: int, peer: JsonObject) -> int:
     def work(number: int, sock: ssl.SSLSocket) -> None:
         sender = Sender(directory, SocketOut(sock))
         if feed(partial(_line, queues[number]), sender, take_from_disk(sender)):
-            tls.part(sock)
+            tls.end(sock)
 
     threading.Thread(target=distribute, daemon=True).start()
     return _serve(peer, streams, work)

@@ -114,7 +114,7 @@ def reader(sock: ssl.SSLSocket) -> Callable[[memoryview], int]:
     return read_into
 
 
-def part(sock: ssl.SSLSocket) -> None:
+def end(sock: ssl.SSLSocket) -> None:
     """End the connection; wait until the other end has read everything."""
     with contextlib.suppress(OSError):  # the other end may have read everything and closed already
         sock.unwrap()

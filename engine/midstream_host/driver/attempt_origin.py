@@ -82,6 +82,7 @@ def write_evidence(
                     name, restored.root_digest, digest, hint if digest == restored.recorded else ""
                 )
             )
+    divided = restored.divided or work_directory.Divided(0, 0, {})
     records.Restore(
         checkpoint=name,
         step=restored.step,
@@ -94,4 +95,7 @@ def write_evidence(
         recorded_batch_digest="",
         devices=devices,
         seconds={"restore": seconds},
+        divided_from=divided.before,
+        divided_over=divided.after,
+        divided_digests=divided.digests,
     ).write(place.files.restore)

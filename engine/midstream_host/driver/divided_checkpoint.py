@@ -12,10 +12,10 @@ from typing import Callable, Dict
 
 from midstream_core import records
 from midstream_host.driver.attempt_place import say
-from midstream_host.driver.work_directory import PlacedCheckpoint
-from midstream_host.reshard.errors import ReshardError
-from midstream_host.reshard.reshard import Resharded, reshard
-from midstream_host.reshard.stored_ranks import stored_ranks
+from midstream_host.driver.reshard.errors import ReshardError
+from midstream_host.driver.reshard.reshard import Resharded, reshard
+from midstream_host.driver.reshard.stored_ranks import stored_ranks
+from midstream_host.driver.work_directory import Divided, PlacedCheckpoint
 
 _NEW = "divided-"
 
@@ -62,7 +62,8 @@ def _divide_deepspeed(restored: PlacedCheckpoint, world: int) -> PlacedCheckpoin
     inside = posixpath.relpath(path, restored.directory)
     files = [posixpath.join(inside, name) for name in _files(path)]
     others = [file for file in restored.files if not file.startswith(inside + "/")]
-    return restored._replace(files=sorted([*others, *files]))
+    divided = Divided(result.ranks_before, result.ranks, result.digests)
+    return restored._replace(files=sorted([*others, *files]), divided=divided)
 
 
 def _count(path: str) -> str:

@@ -22,10 +22,21 @@ class MismatchError(Exception):
     """A checkpoint's bytes are not those that were recorded."""
 
 
+class Divided(NamedTuple):
+    """A division over other data-parallel processes.
+
+    ``digests``: SHA-256 of each kind of number, equal before and after.
+    """
+
+    before: int
+    after: int
+    digests: Dict[str, str]
+
+
 class PlacedCheckpoint(NamedTuple):
     """A checkpoint that was placed where the trainer reads it.
 
-    ``files``: relative to ``directory``.
+    ``files``: relative to ``directory``. ``divided``: how its files differ from those that were recorded.
     """
 
     path: str  # absolute
@@ -34,6 +45,7 @@ class PlacedCheckpoint(NamedTuple):
     recorded: str
     directory: str
     files: List[str]
+    divided: Optional[Divided] = None
 
 
 def bring_files(root: str, digest: str, directory: str) -> None:

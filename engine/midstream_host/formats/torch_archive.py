@@ -46,7 +46,7 @@ class PlainValues(Vocabulary):
 
     inert = True
 
-    def known(self, module: str, name: str) -> bool:  # noqa: ARG002
+    def allows(self, module: str, name: str) -> bool:  # noqa: ARG002
         """Allow every name: none is looked up."""
         return True
 

@@ -146,21 +146,21 @@ def _children(node: Any) -> List[Any]:
     return children
 
 
-def first_difference(one: Any, other: Any, same: Callable[[Any, Any], Optional[bool]], path: str = "") -> str:
+def first_difference(tree: Any, other: Any, same: Callable[[Any, Any], Optional[bool]], path: str = "") -> str:
     """Return the place where two trees differ; empty where they are equal.
 
     ``same``: decides on two nodes by themselves; None: compare what is in them.
     """
-    decided = same(one, other)
+    decided = same(tree, other)
     if decided is not None:
         return "" if decided else path or "it"
-    if type(one) is not type(other) or type(one) not in (Items, Pairs, Made, Persistent):
-        equal = type(one) is type(other) and (one == other or (one != one and other != other))
+    if type(tree) is not type(other) or type(tree) not in (Items, Pairs, Made, Persistent):
+        equal = type(tree) is type(other) and (tree == other or (tree != tree and other != other))
         return "" if equal else path or "it"
-    if type(one) is Pairs or type(one) is Made:
-        ours, theirs = _named(one), _named(other)
+    if type(tree) is Pairs or type(tree) is Made:
+        ours, theirs = _named(tree), _named(other)
     else:
-        ours, theirs = ([(str(place), item) for place, item in enumerate(_children(node))] for node in (one, other))
+        ours, theirs = ([(str(place), item) for place, item in enumerate(_children(node))] for node in (tree, other))
     if len(ours) != len(theirs):
         return path or "it"
     for (name, value), (_, other_value) in zip(ours, theirs):

@@ -98,7 +98,8 @@ def migration_lock(root: str, run_id: str) -> Optional[records.MigrationLock]:
 def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> None:
     """Release the lock of a migration that is rolled back.
 
-    Another migration's lock stays. A process with a copy of the migration's files may still go on: from here on it cannot acquire the lock.
+    Another migration's lock stays. A process with a copy of the migration's files may still go on: from here on it
+    cannot acquire the lock.
 
     Args:
         root: Root directory of the host.
@@ -124,7 +125,10 @@ def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> N
 
 
 def _refuse_unfinished(paths: records.RunPaths, migration: str, epoch: int, owner: str) -> None:
-    """Raise RefusedError where the run is sealed for a migration, or will be. Call with the run's lock held."""
+    """Raise RefusedError where the run is sealed for a migration, or will be.
+
+    Call with the run's lock held.
+    """
     fence = records.Fence.read_or_none(paths.fence)
     if fence is not None and (fence.epoch, fence.owner) == (epoch, owner):
         raise RefusedError("another process of migration {} has sealed run {} by now".format(migration, paths.run_id))

@@ -99,7 +99,8 @@ def evidence(root: str, run_id: str) -> RunEvidence:
 def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileName:
     """Replace a damaged or missing record by ``value``, or by nothing (None).
 
-    A fence is also replaced by one of a later epoch. The old file is kept beside it; its new name is returned, empty where there was no file.
+    A fence is also replaced by one of a later epoch. The old file is kept beside it; its new name is returned, empty
+    where there was no file.
 
     Raises:
         RefusedError: The record can be read: another process has repaired it. Or a newer midstream wrote it.

@@ -9,9 +9,9 @@ import pytest
 
 from midstream_core import records
 from midstream_host.driver.divided_checkpoint import divide
+from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
+from midstream_host.driver.reshard.stored_ranks import stored_ranks
 from midstream_host.driver.work_directory import PlacedCheckpoint
-from midstream_host.reshard.checkpoint import StoredCheckpoint
-from midstream_host.reshard.stored_ranks import stored_ranks
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
@@ -37,6 +37,7 @@ def test_other_number_of_processes_gets_its_own_parts(tmp_path: Path, name: str,
     assert stored_ranks(divided.path) == (3, 1)
     assert StoredCheckpoint(divided.path).digests() == digests
     assert sorted(divided.files) == sorted(contents(tmp_path))  # what the trainer is watched to open
+    assert divided.divided == (2, 3, digests)
     assert "divided over 3 data-parallel processes, saved by 2; equal before and after: " in capsys.readouterr().out
 
 

@@ -34,7 +34,8 @@ from midstream.operations.create_target import creatable_target, create_target
 from midstream.output import Output
 from midstream.providers import fleet_slices
 from midstream.transfer.link import probe
-from midstream.tui.actions import Actions, TargetMissingError
+from midstream.tui.actions import Actions
+from midstream.tui.target_choice import TargetMissingError
 from midstream.watch.snapshot import DOWN, LIVE, HostView, RunView, Snapshot
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records

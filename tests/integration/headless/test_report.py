@@ -24,7 +24,9 @@ LOG = (
 def fleet(tmp_path: Path) -> str:
     run = RunDirectory(tmp_path / "root")
     run.fence(2, sealed=4, seals=[records.Seal(1, 4).to_json()])
-    run.lineage({"attempt": 1, "epoch": 1, "last_step": 3}, {"attempt": 2, "epoch": 2, "first_step": 4})
+    run.lineage(
+        {"attempt": 1, "epoch": 1, "last_step": 3}, {"attempt": 2, "epoch": 2, "first_step": 4, "migration": "m-1"}
+    )
     run.status(2, records.TRAINING, 5)
     run.rows(1, 0, 1, 2, 3)
     run.rows(2, 4, 5)
@@ -43,6 +45,7 @@ def test_report_is_a_page_with_what_the_run_shows(
     assert main(["--report", "run", str(path), "--fleet", fleet, "--json"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (last["run"], last["file"], last["migrations"]) == ("run", str(path), 0)
+    assert last["not_known"] == ["migration m-1: its journal is not on this machine"]
     text = path.read_text()
     found = HtmlPage(text)
     assert found.problems == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream_host.reshard.checkpoint import StoredCheckpoint
+from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
 from support.command_line import midstream, refused
 from support.paths import TESTS
 

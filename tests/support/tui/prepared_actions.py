@@ -33,7 +33,8 @@ from midstream.operations.import_run import HostPath
 from midstream.operations.list_slices import SliceListing
 from midstream.operations.repair import Repair
 from midstream.providers.provider import OWNER_LABEL, TARGET_LABEL, Slice, SliceStatus, Worker
-from midstream.tui.actions import Actions, TargetChoice
+from midstream.tui.actions import Actions
+from midstream.tui.target_choice import TargetChoice
 from midstream.watch.host_log import LogLines
 from midstream.watch.log_query import LogQuery
 from midstream.watch.snapshot import (

@@ -20,11 +20,12 @@ from midstream.fleet.tpu_target import TpuTarget
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.request import Request
 from midstream.providers import fleet_slices
-from midstream.tui.actions import Actions, TargetMissingError
+from midstream.tui.actions import Actions
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.slices_screen import SlicesScreen
+from midstream.tui.target_choice import TargetMissingError
 from midstream.watch.watcher import take_snapshot
 from simulators.google.slice import Slice, target_text
 from simulators.google.tpu_api import Fault, TpuServer, fast_polling, tpu_server

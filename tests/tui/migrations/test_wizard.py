@@ -17,13 +17,13 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import COLD, WARM
 from midstream.operations.create_target import CreatableTarget
-from midstream.tui.actions import TargetChoice, TargetMissingError
 from midstream.tui.app import MidstreamApp
 from midstream.tui.base_app import RELOAD_EXIT_CODE
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
 from midstream.tui.screens.migration_screen import MigrationScreen
 from midstream.tui.screens.wizard import WizardScreen
+from midstream.tui.target_choice import TargetChoice, TargetMissingError
 from midstream.watch.snapshot import Snapshot
 from midstream_core import records
 from support.tui import fleets, prepared_migrations

@@ -45,7 +45,7 @@ class ToyTarget(SliceTarget):
 
     @property
     def accelerators(self) -> AcceleratorType | None:
-        return accelerator_types.known(f"h100x{8 * self.size}")
+        return accelerator_types.lookup(f"h100x{8 * self.size}")
 
     def check(self, where: str) -> None:
         if self.size > 4:

@@ -34,6 +34,18 @@ def claims(
     return {claim.name: claim for claim in proof.claims}
 
 
+def test_divided_checkpoint_is_not_called_the_same_bytes() -> None:
+    plan = replace(PLAN, trainer=TrainerPlan("script", "", (), ()))
+    evidence = Evidence(rows(0, 7), rows(7, 9), READ, (), 7, {}, {})
+    plain, divided = (
+        next(claim for claim in certify(plan, SEALED, restore, evidence).claims if claim.name == "state")
+        for restore in (RESTORE, replace(RESTORE, divided_from=1, divided_over=3, divided_digests={"fp32": "ab"}))
+    )
+    assert "was started from the bytes that were read on the source" in plain.statement
+    assert "were divided over 3 in place of 1 data-parallel process; the host reports each" in divided.statement
+    assert divided.evidence["divided"] == {"fp32": "ab"}
+
+
 def test_rows_of_steps_below_the_checkpoint_fail_the_step() -> None:
     """The rows that are recorded begin at the checkpoint's step all the same."""
     assert claims(rows(0, 7), rows(7, 9))["step"].verdict == VERIFIED

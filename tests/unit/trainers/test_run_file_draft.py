@@ -84,6 +84,12 @@ def test_run_file_of_a_process_is_complete() -> None:
     assert f"environment.python: {PYTHON}" in result.inferred
 
 
+def test_empty_directory_shows_no_trainer() -> None:
+    result = draft(Evidence(TrainerDirectory("/empty", [], [], [], None)))
+    assert result.inferred == []
+    assert "program: /empty has no .py file, and no process runs in it" in result.missing
+
+
 def test_process_that_was_resumed_starts_without_its_checkpoint() -> None:
     run = run_of(evidence_of("python train.py --resume_from=old/ckpt-1.pt --out out --max_steps 70"))
     assert run.command == ["{python}", "train.py", "--out", "{out}", "--max_steps", "70"]

@@ -80,12 +80,12 @@ def test_send_queue_shrinks_items_near_the_end(seed: int, bucket: bool) -> None:
         queue = SendQueue(route, deque(split(entries(sizes), 1 if bucket else streams)), opening=streams)
         lots = []
         while queue.items:
-            left, stock = queue.left, queue.queued_bytes
+            left, stock = queue.remaining, queue.queued_bytes
             lots.append(queue.take())
             assert stock <= (BUCKET_QUEUED_BYTES if bucket else max(MIN_QUEUED_BYTES, left / streams))
             if not bucket and not any(item["length"] == item["size"] < MIN_RANGE for item in lots[-1]):
                 assert sum(item["length"] for item in lots[-1]) <= max(MIN_RANGE, left / (4 * streams))
-        assert queue.left == 0
+        assert queue.remaining == 0
         for index, size in enumerate(sizes):
             own = [item for lot in lots for item in lot if item["path"] == str(index)]
             ends = [0, *(item["offset"] + item["length"] for item in own)]

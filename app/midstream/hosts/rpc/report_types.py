@@ -10,8 +10,8 @@ from typing import Annotated
 from midstream.hosts.rpc.reporting_program import Events, ReportingProgram
 from midstream_core.json_shapes import Form
 from midstream_host.copy import growing_checkpoint
+from midstream_host.driver.reshard import program
 from midstream_host.machine import compilation, conda_environments, environments, network
-from midstream_host.reshard import program
 from midstream_host.shapes import FileName, Measured, Signed, Text
 from midstream_host.verify import array_check, tree
 

@@ -14,6 +14,7 @@ from midstream.migrate.steps.attempt_start import start_attempt
 from midstream.migrate.steps.first_update import wait_training
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.ownership_records import chain_of_target, hand_over
+from midstream.migrate.steps.pins import pin
 from midstream.migrate.steps.preemption import unless_preempted
 from midstream.migrate.steps.rollback_outcome import join_rollback
 from midstream.migrate.steps.source_return import owns_run, returned_fence, source_fence, withdraw_stop
@@ -55,6 +56,8 @@ class Relaunch:
         if migration.journal.facts.training_confirmed_at is None:
             migration.journal.record(Facts(training_confirmed_at=time.time()))
         migration.clock.end(migration.phase)
+        if migration.source_group.checkpoint_store.store:  # the target's retention may work in the same bucket
+            pin(migration, sealed.checkpoint)
         if plan.has_standby and not migration.journal.facts.history_copied:
             with unless_preempted(
                 migration.fleet, migration.source_group.target, migration.note, "the curve up to the stop is not copied"
@@ -107,7 +110,7 @@ class Relaunch:
         if plan.has_standby:
             copy_run_history(migration)
         migration.target_group.share_config()
-        starting_point = _newest(migration) or sealed.starting_point
+        starting_point = newest_of_target(migration) or sealed.starting_point
         migration.target_group.distribute_checkpoint(starting_point.name)
         if migration.journal.facts.relaunch_started_at is None:
             migration.journal.record(Facts(relaunch_started_at=time.time()))
@@ -132,7 +135,7 @@ def _present_attempt(migration: Migration) -> int | None:
     return attempt.attempt if attempt.running or finished else None
 
 
-def _newest(migration: Migration) -> StartingPoint | None:
+def newest_of_target(migration: Migration) -> StartingPoint | None:
     """Return the target's newest checkpoint of this epoch; None without one.
 
     A restart on the target must not fall back to the migrated state.

@@ -114,14 +114,14 @@ def _work(request: Request, ends: Ends, contents: SourceContents) -> Work:
 
 
 def _estimate(ends: Ends, contents: SourceContents, work: Work, rates: Rates, predicted: dict[str, float]) -> Estimate:
-    known, unknown = downtime_seconds(ends.mode, work, predicted, rates)
+    phases, unknown = downtime_seconds(ends.mode, work, predicted, rates)
     return Estimate(
         checkpoint_bytes=work.checkpoint_bytes,
         data_bytes=max(work.data_bytes or (0,)),
         steps_lost=contents.steps_lost,
-        predicted_seconds=known,
+        predicted_seconds=phases,
         unknown=unknown,
-        duration=durations(ends.mode, work, None if unknown else sum(known.values()), rates),
+        duration=durations(ends.mode, work, None if unknown else sum(phases.values()), rates),
         assumptions=assumptions(work, rates, ends.run.host, ends.target.name),
     )
 
@@ -182,8 +182,8 @@ def _environment_needs(fleet: Fleet, ends: Ends) -> EnvironmentNeeds:
 
     with ThreadPoolExecutor(CONCURRENCY) as pool:
         needs = list(pool.map(needs_of, ends.data_hosts))
-    known = [need.ready for need in needs if need.ready is not None]
-    ready = all(known) if len(known) == len(needs) or not all(known) else None
+    readiness = [need.ready for need in needs if need.ready is not None]
+    ready = all(readiness) if len(readiness) == len(needs) or not all(readiness) else None
     return EnvironmentNeeds(ready, sum(need.download for need in needs))
 
 

@@ -34,9 +34,9 @@ def plan_shape(
     source_devices, target_devices = max(1, len(ends.status.devices)), len(devices) or 1
     kind, memory = devices[0].kind if devices else "", memory_fit.smallest_memory(devices)
     batch_shape.batch_sizes(trainer.get("train_batch_size"), step)  # raises if it cannot be read
-    schedule, wanted = schedule_change.training_schedule(config), schedule_change.training_schedule(config, flags)
-    schedule_changes = schedule_change.explain(schedule, wanted, step)
-    points = [{"start": start, "value": size} for start, size in wanted.points]
+    schedule, requested = schedule_change.training_schedule(config), schedule_change.training_schedule(config, flags)
+    schedule_changes = schedule_change.explain(schedule, requested, step)
+    points = [{"start": start, "value": size} for start, size in requested.points]
     batch, *later = batch_shape.batch_sizes(points, step)
     model_axis = int(trainer.get("model_axis_size") or 1)
     limit = int(trainer.get("per_device_parallelism") or -1)
@@ -60,14 +60,14 @@ def plan_shape(
                 fits = f"; without the run's limit up to {count(more, 'example')} at a time: -- --{LIMIT} -1"
     for size in later:  # refuse now what a later size of the schedule would refuse then
         batch_shape.batch_shape(size, target_devices, limit, model_axis)
-    changes = _changes(run, before, after, source_devices, target_devices, trainer, wanted.steps)
+    changes = _changes(run, before, after, source_devices, target_devices, trainer, requested.steps)
     shape = Shape(
         source_devices=source_devices,
         target_devices=target_devices,
         train_batch_size=batch,
         per_device_parallelism=after.per_device,
         accumulation=after.accumulation,
-        num_train_steps=wanted.steps,
+        num_train_steps=requested.steps,
         overrides=overrides,
         changes=(*changes, *precision_changes(trainer, flags), *schedule_changes),
         memory=needed.describe_on(memory, kind) + fits if needed is not None else "",
@@ -109,9 +109,9 @@ def _changes(
     steps: int,
 ) -> tuple[Change, ...]:
     kind = run.status.devices[0].get("kind", "") if run.status and run.status.devices else ""
-    known = bool(run.status and run.status.devices)  # not of an imported run
+    is_known = bool(run.status and run.status.devices)  # not of an imported run
     return (
-        Change("devices", f"{source_devices} {kind}".strip() if known else UNKNOWN, str(target_devices)),
+        Change("devices", f"{source_devices} {kind}".strip() if is_known else UNKNOWN, str(target_devices)),
         Change(
             "batch",
             str(before.train_batch_size),
@@ -121,13 +121,13 @@ def _changes(
         Change("steps", str(trainer.get("num_train_steps", steps)), str(steps), "requested: the schedule changes"),
         Change(
             "per device",
-            str(before.per_device) if known else UNKNOWN,
+            str(before.per_device) if is_known else UNKNOWN,
             str(after.per_device),
             "division of the batch over devices; changes no result",
         ),
         Change(
             "accumulation",
-            str(before.accumulation) if known else UNKNOWN,
+            str(before.accumulation) if is_known else UNKNOWN,
             str(after.accumulation),
             "weighted by tokens; changes no result",
         ),

@@ -158,11 +158,22 @@ def _state(sealed: Sealed, restore: records.Restore) -> Claim:
     return Claim(
         "state",
         VERIFIED if same else CLAIM_FAILED,
-        f"the trainer was started from the bytes that were read on the source, root digest {restore.root_digest[:12]}"
+        _started_from(restore)
         if same
         else f"started from step {restore.step}, root digest {restore.root_digest[:12]}; "
         f"the source's last step is {sealed.step}, root digest {sealed.root_digest[:12]}",
-        {"sealed": sealed.root_digest, "restored": restore.root_digest},
+        {"sealed": sealed.root_digest, "restored": restore.root_digest, "divided": restore.divided_digests},
+    )
+
+
+def _started_from(restore: records.Restore) -> str:
+    if not restore.divided_over:
+        what = "the trainer was started from the bytes that were read on the source"
+        return f"{what}, root digest {restore.root_digest[:12]}"
+    before = count(restore.divided_from, "data-parallel process", "data-parallel processes")
+    return (
+        f"the bytes that were read on the source, root digest {restore.root_digest[:12]}, were divided over "
+        f"{restore.divided_over} in place of {before}; the host reports each number unchanged, by SHA-256"
     )
 
 

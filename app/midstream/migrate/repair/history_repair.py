@@ -119,7 +119,8 @@ def lost_status(
     if process_evidence.launched is None:
         raise UndeterminedError("launch.json, which identifies the process, cannot be read")
     launched = process_evidence.launched
-    epoch, evidence = _epoch(gathered, attempt, fence)
+    readable = "lineage.json" not in host_evidence.damaged
+    epoch, evidence = _epoch(gathered, attempt, fence, readable=readable)
     ended = process_evidence.exit
     evidence.append("the process in launch.json does not run, nor does another engine of the run")
     if ended is not None and ended.state:
@@ -172,8 +173,13 @@ def _lineage_entry(gathered: FleetEvidence, number: int) -> records.LineageEntry
     return next((entry for entry in entries if entry.attempt == number), None)
 
 
-def _epoch(gathered: FleetEvidence, attempt: AttemptEvidence, fence: records.Fence | None) -> tuple[int, list[str]]:
-    """Return the epoch of the attempt; 0 for a standby that never had the run."""
+def _epoch(
+    gathered: FleetEvidence, attempt: AttemptEvidence, fence: records.Fence | None, *, readable: bool
+) -> tuple[int, list[str]]:
+    """Return the epoch of the attempt; 0 for a standby that never had the run.
+
+    ``readable``: the host's lineage can be read, or there is none yet. An engine is in it before its first step.
+    """
     number, command = attempt.attempt, attempt.command
     entry = _lineage_entry(gathered, number)
     if entry is not None:
@@ -182,4 +188,7 @@ def _epoch(gathered: FleetEvidence, attempt: AttemptEvidence, fence: records.Fen
         return 0, [f"command.json: attempt {number} was a standby, and is not in the lineage: it never had the run"]
     if fence is not None and fence.epoch == 1 and not fence.seals:
         return 1, ["the fence is at ownership 1: the run has never migrated"]
+    if command is not None and command.migration and readable:
+        what = f"command.json: attempt {number} was commanded to {command.action} under ownership {command.epoch}"
+        return command.epoch, [f"{what}, and is not in the lineage: it has done no step"]
     raise UndeterminedError(f"no lineage has the ownership of attempt {number}")

@@ -57,9 +57,9 @@ def mean_and_band(members: Sequence[Series]) -> tuple[Series, Series]:
         return mean, band
     first, last = min(series.x[0] for series in present), max(series.x[-1] for series in present)
     parts = [series.columns(first, last, PARTS) for series in present]
-    for part in range(PARTS):
-        x = first + (last - first) * part / (PARTS - 1)
-        values = [_at(series, x, *ranges[part]) for series, ranges in zip(present, parts, strict=True)]
+    for number in range(PARTS):
+        x = first + (last - first) * number / (PARTS - 1)
+        values = [_at(series, x, *ranges[number]) for series, ranges in zip(present, parts, strict=True)]
         finite = [value for value in values if math.isfinite(value)]
         if finite:
             mean.append(x, sum(finite) / len(finite))
@@ -85,18 +85,20 @@ def legend(drawn: Sequence[Drawn], metric: str, at: float | None, glyphs: Glyphs
     The value is the last one, or that at ``at``. The lowest values are first; without room for all, the last line has
     the number of the others.
     """
-    named = [each for each in drawn if each.name]
-    rows = [(each, _value(each.series, at)) for each in named]
+    named = [curve for curve in drawn if curve.name]
+    rows = [(curve, _value(curve.series, at)) for curve in named]
     rows.sort(key=lambda row: (math.isnan(row[1]), row[1]))
     shown = rows if len(rows) <= height else rows[: max(0, height - 1)]
-    widest = max((cell_len(each.name) for each in named), default=0)
+    widest = max((cell_len(curve.name) for curve in named), default=0)
     text = Text(no_wrap=True)
-    for each, value in shown:
-        sign = DASH_SIGNS[each.dash % len(DASH_SIGNS)] if glyphs.braille else f"{each.dash or '='}="
+    for curve, value in shown:
+        sign = DASH_SIGNS[curve.dash % len(DASH_SIGNS)] if glyphs.braille else f"{curve.dash or '='}="
         words = "no value" if math.isnan(value) else value_words(metric, value)
         room = max(8, width - len(words) - 8)
-        name = each.name if cell_len(each.name) <= room else shortened(each.name, room, glyphs.ellipsis, in_middle=True)
-        text.append(f" {sign} ", each.colour)
+        name = (
+            curve.name if cell_len(curve.name) <= room else shortened(curve.name, room, glyphs.ellipsis, in_middle=True)
+        )
+        text.append(f" {sign} ", curve.colour)
         text.append(set_cell_size(name, min(room, widest)) + "  ", palette.TEXT)
         text.append(f"{words}\n", palette.DIM)
     if len(rows) > len(shown):

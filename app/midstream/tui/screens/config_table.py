@@ -20,8 +20,8 @@ def show(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
     actions = screen.midstream.actions
 
     def work() -> None:
-        found = {run.run_id: resolved_config.fields(actions.config(run, run.attempt)) for run in runs}
-        screen.app.call_later(partial(_show, screen, found))
+        configs = {run.run_id: resolved_config.fields(actions.config(run, run.attempt)) for run in runs}
+        screen.app.call_later(partial(_show, screen, configs))
 
     screen.in_background(work)
 
@@ -29,8 +29,8 @@ def show(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
 def differences(configs: Mapping[str, Mapping[str, object]]) -> dict[str, list[str]]:
     """Return the names whose values differ, with the value of each configuration."""
     names = sorted({name for config in configs.values() for name in config})
-    found = {name: [str(config.get(name, ABSENT)) for config in configs.values()] for name in names}
-    return {name: values for name, values in found.items() if len(set(values)) > 1}
+    values_of = {name: [str(config.get(name, ABSENT)) for config in configs.values()] for name in names}
+    return {name: values for name, values in values_of.items() if len(set(values)) > 1}
 
 
 def _show(screen: MidstreamScreen, configs: Mapping[str, Mapping[str, object]]) -> None:

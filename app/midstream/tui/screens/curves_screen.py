@@ -117,8 +117,8 @@ class CurvesScreen(MidstreamScreen):
         if not self.query("#tiles"):
             return  # not mounted yet
         room = self.size.width >= WIDE or self.size.height >= TALL
-        wanted = self._tiles_wanted if self._tiles_wanted is not None else (self.midstream.saved_layout.tiles and room)
-        self.query_one("#tiles").display = wanted
+        shown = self._tiles_wanted if self._tiles_wanted is not None else (self.midstream.saved_layout.tiles and room)
+        self.query_one("#tiles").display = shown
         self.set_class(self.size.width >= WIDE, "-beside")
 
     def action_tiles(self) -> None:

@@ -16,7 +16,7 @@ from midstream.tui.screens.dialogs.confirm import ConfirmScreen
 
 def ask(
     app: BaseApp,
-    each: Slice,
+    slice_: Slice,
     target: str,
     report: Callable[[str], None],
     ended: Callable[[MidstreamError | None], object],
@@ -27,7 +27,7 @@ def ask(
 
     Args:
         app: The application.
-        each: The slice.
+        slice_: The slice.
         target: Name of its target, or an empty string.
         report: Called with lines of progress, on any thread.
         ended: Called with the error, or None, in the application's thread.
@@ -36,7 +36,7 @@ def ask(
     def work() -> None:
         error = None
         try:
-            app.actions.delete(each.path, report)
+            app.actions.delete(slice_.path, report)
         except MidstreamError as problem:
             error = problem
         app.call_later(ended, error)
@@ -45,25 +45,25 @@ def ask(
         ended(MidstreamError(f"{type(error).__name__}: {error}"))
 
     def answered(yes: bool | None) -> None:
-        now, agreed = ({run.run_id for run in found.runs} for found in (_training(app, each, target), training))
+        now, agreed = ({run.run_id for run in there.runs} for there in (_training(app, slice_, target), training))
         if yes and now - agreed:
             app.notify("another run trains there by now", severity="warning")
-            ask(app, each, target, report, ended)
+            ask(app, slice_, target, report, ended)
         elif yes:
-            report(f"deleting {each.path} ...")
+            report(f"deleting {slice_.path} ...")
             app.background.run(work, failed)
 
-    lines = [f"{each.path} is {each.text()}.", "It is deleted with the data on its disks; a bucket is not."]
-    training = _training(app, each, target)
+    lines = [f"{slice_.path} is {slice_.text()}.", "It is deleted with the data on its disks; a bucket is not."]
+    training = _training(app, slice_, target)
     lines += [f"{line}." for line in training.lines()]
     if training.runs:
         lines.append(f"To save it first: esc, then midstream --delete {target} --save-first.")
-    app.push_screen(ConfirmScreen(f"Delete {each.name}", lines, word=each.name), answered)
+    app.push_screen(ConfirmScreen(f"Delete {slice_.name}", lines, word=slice_.name), answered)
 
 
-def _training(app: BaseApp, each: Slice, target: str) -> Occupants:
+def _training(app: BaseApp, slice_: Slice, target: str) -> Occupants:
     """Return what trains on a slice, as far as it is known."""
-    hosts = next((known.hosts for known in app.actions.targets() if target and known.name == target), ())
+    hosts = next((choice.hosts for choice in app.actions.targets() if target and choice.name == target), ())
     if not hosts:
-        return Occupants(unknown="" if target else not_a_target(each.path))
+        return Occupants(unknown="" if target else not_a_target(slice_.path))
     return occupants(app.screen_state.snapshot, hosts)

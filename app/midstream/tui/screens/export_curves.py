@@ -70,11 +70,11 @@ def drawn_lines(drawn: Sequence[Drawn], run: str = "") -> list[Line]:
     Values are those of a float32.
     """
     lines: list[Line] = []
-    for number, each in enumerate(drawn):
-        series = each.series
+    for number, curve in enumerate(drawn):
+        series = curve.series
         starts = [*series.attempts, (len(series), 0)]
         for index, ((start, attempt), (stop, _)) in enumerate(pairwise(starts)):
             x, y = series.x[start:stop], array("d", map(series.values.value, range(start, stop)))
-            named = each.name or f"attempt {attempt}"
-            lines.append(Line(named, x, y, each.name or run, attempt, number if each.name else index))
+            named = curve.name or f"attempt {attempt}"
+            lines.append(Line(named, x, y, curve.name or run, attempt, number if curve.name else index))
     return lines

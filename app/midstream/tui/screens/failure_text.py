@@ -35,9 +35,9 @@ def describe_failure(
     if height is not None:
         room = max(1, height - text.plain.count("\n"))
         if len(lines) > room:
-            left = len(lines) - room + 1
-            text.append(f"    {count(left, 'line')} before\n", palette.DIM)
-            lines = lines[left:]
+            omitted = len(lines) - room + 1
+            text.append(f"    {count(omitted, 'line')} before\n", palette.DIM)
+            lines = lines[omitted:]
     for line in lines:
         text.append(f"    {line}\n", palette.BAD if is_error(line) else palette.TEXT)
     text.rstrip()

@@ -20,7 +20,7 @@ def ask_launch(screen: MidstreamScreen, target: str = "", request: LaunchRequest
     """Prompt for config, target, run id and engine flags, then run the preflight."""
     actions = screen.midstream.actions
     try:
-        targets = [each.name for each in actions.targets()]
+        targets = [choice.name for choice in actions.targets()]
     except MidstreamError as error:
         screen.show_error(error)
         return
@@ -68,7 +68,7 @@ def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
     else:
         trained = run.lineage is not None and any(entry.attempt == run.attempt for entry in run.lineage.entries)
         failed = run.attempt if has_failed(run) and not trained else 0
-        targets = [each.name for each in screen.midstream.actions.targets()]
+        targets = [choice.name for choice in screen.midstream.actions.targets()]
         target = restart_target(targets, screen.screen_state.snapshot, run)
         ask_start_again(screen, LaunchRequest(target, None, run.run_id), failed)
 

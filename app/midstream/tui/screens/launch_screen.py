@@ -76,10 +76,10 @@ class LaunchScreen(MidstreamScreen):
     @property
     def _run_id(self) -> str:
         """The id that the last check has named, or the requested one."""
-        found = next(
+        detail = next(
             (check.detail for check in self._preflight.checks if check.name == "run" and check.state != FAIL), ""
         )
-        return self.request.run_id or found.partition(" ")[0]
+        return self.request.run_id or detail.partition(" ")[0]
 
     @property
     def _command(self) -> str:

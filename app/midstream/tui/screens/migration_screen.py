@@ -134,10 +134,10 @@ class MigrationScreen(MidstreamScreen):
         text = Text(f"  predicted {format.seconds(sum(predicted.values()))}", palette.DIM)
         if predicted != first:
             text.append(f" from measurements (planned {format.seconds(sum(first.values()))})", palette.DIM)
-        found = view.downtime.total if view.downtime else None
+        measured = view.downtime.total if view.downtime else None
         text.append(
-            f"   measured {format.seconds(found)}\n\n"
-            if found is not None
+            f"   measured {format.seconds(measured)}\n\n"
+            if measured is not None
             else "   measured after the first step on the target\n\n",
             palette.TEXT,
         )
@@ -156,8 +156,8 @@ class MigrationScreen(MidstreamScreen):
         source, target = Series(), Series()
         before = screen_state.run(view.plan.source, view.plan.run_id)
         after = screen_state.run(view.plan.target_host, view.plan.run_id)
-        known = after if after is not None and after.curve else before
-        for row in words.rows_near(known, step - around, step):
+        shown = after if after is not None and after.curve else before
+        for row in words.rows_near(shown, step - around, step):
             source.append(row["global_step"], row["train/loss"])
         for at, loss in words.source_past_the_seal(view):
             source.append(at, loss)

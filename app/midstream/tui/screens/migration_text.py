@@ -169,7 +169,7 @@ def time_left(view: MigrationView, now: float, width: int, target_step: int | No
 def phase_times(view: MigrationView, now: float) -> dict[str, tuple[str, float]]:
     """Map each phase to its newest state and its duration in seconds."""
     began: dict[str, float] = {}
-    found: dict[str, tuple[str, float]] = {}
+    times: dict[str, tuple[str, float]] = {}
     for event in view.events:
         if event.event != "phase":
             continue
@@ -177,11 +177,11 @@ def phase_times(view: MigrationView, now: float) -> dict[str, tuple[str, float]]
             began[event.phase] = event.time
         running = event.state in (phase_names.STARTED, phase_names.PROGRESS)
         until = now if running and view.state == migration_state.RUNNING else event.time
-        found[event.phase] = (
+        times[event.phase] = (
             phase_names.STARTED if running else event.state,
             max(0.0, until - began.get(event.phase, event.time)),
         )
-    return found
+    return times
 
 
 def copies(view: MigrationView) -> dict[str, Mapping[str, Any]]:
@@ -200,12 +200,12 @@ def command_log(view: MigrationView) -> tuple[str, ...]:
 
     Each command is followed by a line to paste into a shell.
     """
-    found: list[str] = []
+    lines: list[str] = []
     for event in view.events:
         if event.event == "command":
-            found.append(f"{_clock(event.time)} {event.detail.get('host') or 'here':<10} {event.message}")
-            found.append("  " + " ".join(shell_line_of(event)).rstrip())
-    return tuple(found)
+            lines.append(f"{_clock(event.time)} {event.detail.get('host') or 'here':<10} {event.message}")
+            lines.append("  " + " ".join(shell_line_of(event)).rstrip())
+    return tuple(lines)
 
 
 def commands_to_paste(view: MigrationView) -> list[tuple[str, str]]:

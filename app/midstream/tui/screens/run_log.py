@@ -33,9 +33,9 @@ class RunLogScreen(RunToolsScreen):
     class Searched(Message):
         """A log was searched; None: it could not be."""
 
-        def __init__(self, source: Source, wanted: PagedLogView.SearchWanted, matches: LogMatches | None) -> None:
+        def __init__(self, source: Source, search: PagedLogView.SearchWanted, matches: LogMatches | None) -> None:
             super().__init__()
-            self.source, self.wanted, self.matches = source, wanted, matches
+            self.source, self.search, self.matches = source, search, matches
 
     def __init__(self, run_id: str) -> None:
         super().__init__(run_id)
@@ -58,8 +58,10 @@ class RunLogScreen(RunToolsScreen):
         if self._process is None or missing:
             return run, run.log_range.process
         members = self.screen_state.snapshot.members(run)
-        known = next((member for member in members if member.log_range.process == self._process), None)
-        at = known or next((each for each in members if each.status and each.status.process == self._process), run)
+        chosen = next((member for member in members if member.log_range.process == self._process), None)
+        at = chosen or next(
+            (member for member in members if member.status and member.status.process == self._process), run
+        )
         return at, self._process
 
     def show_log(self, run: RunView) -> None:
@@ -153,12 +155,12 @@ class RunLogScreen(RunToolsScreen):
         else:
             self.in_background(partial(self._search, *self._log_copy(run), self._log_source, event))
 
-    def _search(self, run: RunView, process: int, source: Source, wanted: PagedLogView.SearchWanted) -> None:
+    def _search(self, run: RunView, process: int, source: Source, search: PagedLogView.SearchWanted) -> None:
         matches = None
         try:
-            matches = self.midstream.actions.search_log(run, process, wanted.query, wanted.place)
+            matches = self.midstream.actions.search_log(run, process, search.query, search.place)
         finally:
-            self.post_message(self.Searched(source, wanted, matches))
+            self.post_message(self.Searched(source, search, matches))
 
     def on_run_log_screen_searched(self, event: Searched) -> None:
         if event.source != self._log_source:
@@ -166,4 +168,4 @@ class RunLogScreen(RunToolsScreen):
         if event.matches is None:
             self.log_view.failed()
         else:
-            self.log_view.found(event.wanted.query, event.matches, event.wanted.by)
+            self.log_view.show_matches(event.search.query, event.matches, event.search.by)

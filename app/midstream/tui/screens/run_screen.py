@@ -154,7 +154,7 @@ class RunScreen(RunLogScreen):
         elif self._banded:
             drawn = self._bands.lines(self._grouped(runs, axis))
         else:
-            drawn = compared_runs.lines([(each.run_id, self._series(each, self.metric, axis)) for each in runs])
+            drawn = compared_runs.lines([(run_.run_id, self._series(run_, self.metric, axis)) for run_ in runs])
         positions = (
             series_cache.x_of_step(run.curve, checkpoint.step, axis)
             for checkpoint in run.checkpoints
@@ -184,7 +184,7 @@ class RunScreen(RunLogScreen):
     def _show_legend(self) -> None:
         """List the compared runs with their values, where there are several."""
         curve, widget = self.main_curve, self.query_one("#legend", Static)
-        widget.display = sum(bool(each.name) for each in curve.drawn) > 1 or self._banded
+        widget.display = sum(bool(drawn.name) for drawn in curve.drawn) > 1 or self._banded
         if widget.display:
             height = max(2, self.size.height // 4)
             text = compared_runs.legend(curve.drawn, self.metric, curve.cursor, self.glyphs, self.size.width, height)
@@ -214,8 +214,8 @@ class RunScreen(RunLogScreen):
             return ()
         own = metrics_of(run)
         system = self.midstream.system_curves.names_of_run(self.screen_state.snapshot, run)
-        known = sum(name in FIRST_METRICS for name in own)
-        return list(dict.fromkeys([*own[:known], *system[:1], *own[known:], *system[1:]]))
+        first = sum(name in FIRST_METRICS for name in own)
+        return list(dict.fromkeys([*own[:first], *system[:1], *own[first:], *system[1:]]))
 
     def metric_value(self, metric: str) -> str:
         run = self.run_view
@@ -257,7 +257,7 @@ class RunScreen(RunLogScreen):
     def _drawn_runs(self) -> list[RunView]:
         """Return this run and the overlaid ones, as far as a host has them."""
         copies = map(self.screen_state.snapshot.copies, (self.run_id, *self._others))
-        return [found[0] for found in copies if found]
+        return [views[0] for views in copies if views]
 
     # ------------------------------------------------------------------------------------------ commands
 

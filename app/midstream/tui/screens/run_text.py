@@ -39,13 +39,13 @@ NOT_DRAWN = frozenset({"global_step", "attempt", "start_number", "time", "train/
 def metrics_of(run: RunView) -> list[str]:
     """Return the metrics that can be drawn, well-known ones first."""
     if isinstance(run.curve, CurveRows):
-        found = set(run.curve.names())
+        names = set(run.curve.names())
     else:
         tail = [run.curve[index] for index in range(max(0, len(run.curve) - 64), len(run.curve))]
-        found = {name for row in tail for name, value in row.items() if _is_number(value)}
-    found = (found - NOT_DRAWN) | {"train/loss"}
-    known = [name for name in FIRST_METRICS if name in found]
-    return known + sorted(found - set(known))
+        names = {name for row in tail for name, value in row.items() if _is_number(value)}
+    names = (names - NOT_DRAWN) | {"train/loss"}
+    first = [name for name in FIRST_METRICS if name in names]
+    return first + sorted(names - set(first))
 
 
 def _is_number(value: Any) -> bool:
@@ -80,8 +80,8 @@ def facts(run: RunView, screen_state: ScreenState, glyphs: Glyphs, width: int, s
     elif total and run.step is not None:
         text.append_text(bar(glyphs, run.step / total, 10 if width < 100 else 24))
         text.append(f" {format.percent(run.step / total)}", palette.DIM)
-        if (left := seconds_left(run)) is not None:
-            text.append(f"  {format.seconds(left)} left", palette.DIM)
+        if (remaining := seconds_left(run)) is not None:
+            text.append(f"  {format.seconds(remaining)} left", palette.DIM)
     if run.running and not stale and age is not None and age > HEARTBEAT_WARNING:
         text.append(f"  {glyphs.stale} no heartbeat for {format.age(age)}", palette.WAIT)
     text.append("\n ")

@@ -154,9 +154,9 @@ class RunToolsScreen(CurvesScreen):
 
     def _compare_configs(self, run: RunView, first: int, second: int) -> None:
         configs = [self.midstream.actions.config(run, attempt) for attempt in (first, second)]
-        found = [resolved_config.line(change, self.glyphs.arrow) for change in resolved_config.changes(*configs)]
+        lines = [resolved_config.line(change, self.glyphs.arrow) for change in resolved_config.changes(*configs)]
         heading = f"attempt {first} {self.glyphs.arrow} attempt {second}"
-        self.post_message(self.Compared(INFO, heading, found or [resolved_config.unchanged(first, second)]))
+        self.post_message(self.Compared(INFO, heading, lines or [resolved_config.unchanged(first, second)]))
 
     def on_run_tools_screen_compared(self, event: Compared) -> None:
         if event.what == INFO:

@@ -60,14 +60,14 @@ class SlicesScreen(ModalScreen[None]):
     class Listed(Message):
         """The slices were listed, or the request failed."""
 
-        def __init__(self, found: SliceListing | None, error: MidstreamError | None) -> None:
+        def __init__(self, listing: SliceListing | None, error: MidstreamError | None) -> None:
             super().__init__()
-            self.found, self.error = found, error
+            self.listing, self.error = listing, error
 
     def __init__(self) -> None:
         super().__init__()
         self._listing = False
-        self._found: SliceListing | None = None
+        self._slices: SliceListing | None = None
         self._error: MidstreamError | None = None
         self._progress = ""
 
@@ -106,7 +106,7 @@ class SlicesScreen(ModalScreen[None]):
     def on_slices_screen_listed(self, event: Listed) -> None:
         self._listing = False
         self._error = event.error
-        self._found = event.found or self._found  # an error keeps the last listing
+        self._slices = event.listing or self._slices  # an error keeps the last listing
         self._paint()
 
     def on_progressed(self, event: Progressed) -> None:
@@ -114,16 +114,16 @@ class SlicesScreen(ModalScreen[None]):
         self._paint()
 
     def _paint(self) -> None:
-        found, glyphs, now = self._found, self.midstream.glyphs, self.midstream.screen_state.now
+        listing, glyphs, now = self._slices, self.midstream.glyphs, self.midstream.screen_state.now
         lines = progress_lines(self._progress, self._error, glyphs)
-        if found is None:
+        if listing is None:
             self.query_one(Table).show((), empty=("slices unknown.", "r refreshes."))
         else:
-            rows = [slice_row(each, target, now, glyphs) for each, target in found.found]
-            known = {row.key for row in rows}
-            rows += [creatable_row(each, glyphs) for each in found.creatable if each.path not in known]
-            self.query_one(Table).show(rows, empty=NO_SLICES if found.configured else NOT_CONFIGURED)
-            lines += [Text(f" {glyphs.stale} {problem}", palette.WAIT) for problem in found.problems]
+            rows = [slice_row(slice_, target, now, glyphs) for slice_, target in listing.slices]
+            paths = {row.key for row in rows}
+            rows += [creatable_row(missing, glyphs) for missing in listing.creatable if missing.path not in paths]
+            self.query_one(Table).show(rows, empty=NO_SLICES if listing.configured else NOT_CONFIGURED)
+            lines += [Text(f" {glyphs.stale} {problem}", palette.WAIT) for problem in listing.problems]
         self.query_one("#slices-words", Static).update(Text("\n").join(lines))
 
     def action_copy(self) -> None:
@@ -143,9 +143,9 @@ class SlicesScreen(ModalScreen[None]):
     def action_document(self) -> None:
         """Show all that is known of the selected slice."""
         path = self.query_one(Table).selected
-        listing = self._found or SliceListing()
-        values = {each.path: {**asdict(each), "status": "missing"} for each in listing.creatable}
-        values |= {each.path: documents.slice_event(each, target).fields() for each, target in listing.found}
+        listing = self._slices or SliceListing()
+        values = {missing.path: {**asdict(missing), "status": "missing"} for missing in listing.creatable}
+        values |= {slice_.path: documents.slice_event(slice_, target).fields() for slice_, target in listing.slices}
         if path is None:
             self.notify("nothing is selected")
         else:
@@ -163,7 +163,8 @@ class SlicesScreen(ModalScreen[None]):
 
     def action_create(self) -> None:
         place = self.query_one(Table).selected
-        creatable = next((each for each in self._found.creatable if each.path == place), None) if self._found else None
+        listing = self._slices or SliceListing()
+        creatable = next((missing for missing in listing.creatable if missing.path == place), None)
         if creatable is None:
             self.notify("only a missing slice with create: true in the fleet file can be created", severity="warning")
         elif not self._refused():
@@ -171,16 +172,16 @@ class SlicesScreen(ModalScreen[None]):
 
     def action_delete(self) -> None:
         path = self.query_one(Table).selected
-        found = self._found.found if self._found else ()
-        each, target = next((pair for pair in found if pair[0].path == path), (None, ""))
-        if each is None:
+        listing = self._slices or SliceListing()
+        slice_, target = next((pair for pair in listing.slices if pair[0].path == path), (None, ""))
+        if slice_ is None:
             self.notify("no slice selected", severity="warning")
         elif not self._refused():
 
             def report(line: str) -> None:
                 self.post_message(Progressed(line))
 
-            delete_slice.ask(self.midstream, each, target, report, lambda error: self._deleted(bool(target), error))
+            delete_slice.ask(self.midstream, slice_, target, report, lambda error: self._deleted(bool(target), error))
 
     def _deleted(self, is_target: bool, error: MidstreamError | None) -> None:
         """Show the result of deleting a slice.
@@ -200,22 +201,22 @@ class SlicesScreen(ModalScreen[None]):
             self.action_again()
 
 
-def creatable_row(each: CreatableTarget, glyphs: Glyphs) -> Row:
+def creatable_row(missing: CreatableTarget, glyphs: Glyphs) -> Row:
     """Return the row of a target whose slice does not exist."""
-    project, zone, name = each.path.split("/")
+    project, zone, name = missing.path.split("/")
     state = (f"{glyphs.idle} missing", palette.DIM)
     cells = (
         name,
         f"{project}/{zone}",
-        each.target,
+        missing.target,
         state,
-        each.accelerator_type or format.NONE,
+        missing.accelerator_type or format.NONE,
         format.NONE,
     )
-    return Row(each.path, (*cells, each.price_class, format.NONE, ("n creates it", palette.ACCENT)), dim=True)
+    return Row(missing.path, (*cells, missing.price_class, format.NONE, ("n creates it", palette.ACCENT)), dim=True)
 
 
-def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
+def slice_row(slice_: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
     """Return the row of a slice, with the provider's state, a glyph and a colour."""
     sign, colour = {
         SliceStatus.READY: (glyphs.running, palette.GOOD),
@@ -223,18 +224,18 @@ def slice_row(each: Slice, target: str, now: float, glyphs: Glyphs) -> Row:
         SliceStatus.STOPPING: (glyphs.stale, palette.WAIT),
         SliceStatus.PREEMPTED: (glyphs.idle, palette.DIM),
         SliceStatus.FAILED: (glyphs.failed, palette.BAD),
-    }.get(each.status, (glyphs.stale, palette.WAIT))
-    notes = remarks(each)
+    }.get(slice_.status, (glyphs.stale, palette.WAIT))
+    notes = remarks(slice_)
     waits = all(note.startswith("queue: ") for note in notes)
     cells = (
-        each.name,
-        f"{each.project}/{each.zone}",
+        slice_.name,
+        f"{slice_.project}/{slice_.zone}",
         target or format.NONE,
-        (f"{sign} {each.state}", colour),
-        " ".join(filter(None, (each.accelerator_type, each.topology))) or format.NONE,
-        str(len(each.workers)) if each.workers else format.NONE,
-        each.price_class,
-        format.age(now - each.created if each.created else None),
+        (f"{sign} {slice_.state}", colour),
+        " ".join(filter(None, (slice_.accelerator_type, slice_.topology))) or format.NONE,
+        str(len(slice_.workers)) if slice_.workers else format.NONE,
+        slice_.price_class,
+        format.age(now - slice_.created if slice_.created else None),
         (", ".join(notes), palette.DIM if waits else palette.WAIT),
     )
-    return Row(each.path, cells, dim=each.status == SliceStatus.PREEMPTED)
+    return Row(slice_.path, cells, dim=slice_.status == SliceStatus.PREEMPTED)

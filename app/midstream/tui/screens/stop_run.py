@@ -50,12 +50,12 @@ def ask_many(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
 
     listed = [f"  {run.run_id} on {run.host}, step {run.step or 0:,}" for run in running[:MAX_LISTED]]
     more = [f"  and {len(running) - MAX_LISTED} more"] if len(running) > MAX_LISTED else []
-    left = [f"Not running: {', '.join(run.run_id for run in others[:MAX_LISTED])}."] if others else []
+    not_running = [f"Not running: {', '.join(run.run_id for run in others[:MAX_LISTED])}."] if others else []
     lines = (
         "Each saves a checkpoint at its next step, then stops. Nothing is deleted.",
         *listed,
         *more,
-        *left,
+        *not_running,
         *(warning for run in running for warning in warnings(screen.screen_state.migrations, run)),
     )
     what = count(len(running), "run") if len(running) > 1 else running[0].run_id

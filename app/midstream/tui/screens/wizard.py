@@ -20,7 +20,6 @@ from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
 from midstream.migrate.modes.registry import WARM
 from midstream.tui import commands
-from midstream.tui.actions import TargetChoice, TargetMissingError
 from midstream.tui.screens import create_slice, plan_text, wizard_choices, wizard_settings
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.compare_screen import ask_candidates
@@ -32,6 +31,7 @@ from midstream.tui.screens.wizard_settings import WizardSettings
 from midstream.tui.state.screen_state import ScreenState
 from midstream.tui.style import checks_text, palette
 from midstream.tui.style.styled_text import Text
+from midstream.tui.target_choice import TargetChoice, TargetMissingError
 from midstream.tui.widgets import steps
 from midstream.tui.widgets.chrome import Hints, Rule
 from midstream.tui.widgets.pane import Pane
@@ -152,7 +152,9 @@ class WizardScreen(MidstreamScreen):
             more = "The migration is planned once it exists; every check possible without it has passed."
             return text.append(f"    {format.folded(more, width - 1, 4)}", palette.DIM)
         if self._error is not None:
-            message, hint = (format.folded(part, width - 1, 4) for part in (self._error.message, self._error.hint))
+            message, hint = (
+                format.folded(sentence, width - 1, 4) for sentence in (self._error.message, self._error.hint)
+            )
             text = Text(f"  {self.glyphs.failed} {message}\n", palette.BAD)
             return text.append(f"    {hint}\n" if hint else "", palette.ACCENT)
         if self._plan is None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from midstream import format
 from midstream.listing.run_facts import short_kind
 from midstream.migrate.modes.registry import MODES
-from midstream.tui.actions import TargetChoice
 from midstream.tui.screens import plan_text
 from midstream.tui.style import glyphs as signs
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
+from midstream.tui.target_choice import TargetChoice
 from midstream.tui.widgets.table import Column, Row
 from midstream.watch.snapshot import RunView, Snapshot
 
@@ -28,8 +28,8 @@ def mode_rows() -> tuple[Row, ...]:
 def target_row(target: TargetChoice, snapshot: Snapshot, glyphs: Glyphs) -> Row:
     """Return the row of a target: its accelerators and the worst link to its hosts."""
     hosts = [host for host in snapshot.hosts if host.name in target.hosts]
-    found = [item for host in hosts if host.machine for item in host.machine.accelerators]
-    devices = f"{len(found)}{glyphs.times}{short_kind(found[0].kind)}" if found else format.NONE
+    accelerators = [item for host in hosts if host.machine for item in host.machine.accelerators]
+    devices = f"{len(accelerators)}{glyphs.times}{short_kind(accelerators[0].kind)}" if accelerators else format.NONE
     worst = next((host for host in hosts if host.link != "live"), hosts[0] if hosts else None)
     if worst is None:
         return Row(target.name, (target.name, devices, "", ""))

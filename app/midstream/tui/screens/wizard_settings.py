@@ -33,13 +33,13 @@ class WizardSettings:
     def of(cls, request: Request) -> WizardSettings:
         """Return the settings of a request."""
         rest = list(request.overrides)
-        found = {}
+        flags = {}
         for flag in (BATCH, PER_DEVICE):
             if flag in rest[:-1]:
                 at = rest.index(flag)
-                found[flag] = rest[at + 1]
+                flags[flag] = rest[at + 1]
                 del rest[at : at + 2]
-        batch, per_device = found.get(BATCH, ""), found.get(PER_DEVICE, "")
+        batch, per_device = flags.get(BATCH, ""), flags.get(PER_DEVICE, "")
         return cls(batch, per_device, request.healthy_steps, request.certify_steps, tuple(rest))
 
     @property

@@ -30,8 +30,8 @@ def check(screen: MidstreamScreen, name: str) -> None:
     screen.notify(f"checking {name} ...", markup=False)
 
     def work() -> None:
-        found = [vars(each) for each in screen.midstream.actions.check(name)]
-        _later(screen, partial(_show, screen, Selection(name, "checks", {"checks": found})))
+        checks = [vars(check) for check in screen.midstream.actions.check(name)]
+        _later(screen, partial(_show, screen, Selection(name, "checks", {"checks": checks})))
 
     screen.in_background(work)
 
@@ -41,9 +41,9 @@ def repair(screen: MidstreamScreen, run_id: str) -> None:
     actions = screen.midstream.actions
 
     def work() -> None:
-        found, damaged = actions.find_damage(run_id)
-        lines = [*(line for each in found for line in each.lines()), *damaged]
-        proposals = [each.proposal for each in found if each.proposal.determined]
+        repairs, damaged = actions.find_damage(run_id)
+        lines = [*(line for repair in repairs for line in repair.lines()), *damaged]
+        proposals = [repair.proposal for repair in repairs if repair.proposal.determined]
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -72,9 +72,9 @@ def adopt(screen: MidstreamScreen, place: str) -> None:
 def delete(screen: MidstreamScreen, name: str) -> None:
     """Delete the slice or the pods of a target, after confirmation."""
     actions = screen.midstream.actions
-    target = next((each for each in actions.targets() if each.name == name), None)
+    target = next((choice for choice in actions.targets() if choice.name == name), None)
     if target is None:
-        raise MidstreamError(f"no target {name!r}", ", ".join(each.name for each in actions.targets()))
+        raise MidstreamError(f"no target {name!r}", ", ".join(choice.name for choice in actions.targets()))
 
     def answered(yes: bool | None) -> None:
         if yes:

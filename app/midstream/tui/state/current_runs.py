@@ -64,10 +64,12 @@ class CurrentRuns:
         changed, order = _changes(before, snapshot), snapshot.order
         moves = self._move(order, changed) if order is not self._order else None
         ranks, running = list[int](), set(self.running)
-        for run_id, found in changed.items():
+        for run_id, changed_view in changed.items():
             if (rank := order.rank(run_id)) is None:
                 continue  # no host has it any more
-            view = found if found is not None and run_id not in order.several else snapshot.copies(run_id)[0]
+            view = (
+                changed_view if changed_view is not None and run_id not in order.several else snapshot.copies(run_id)[0]
+            )
             self.views[rank] = view
             ranks.append(rank)
             (running.add if view.running else running.discard)(rank)
@@ -78,16 +80,16 @@ class CurrentRuns:
 
     def _move(self, order: RunOrder, changed: Iterable[str]) -> RankMoves | None:
         """Move what is known of runs to their new ranks; None if no run came or went."""
-        known, self._order = self._order, order
+        before, self._order = self._order, order
         added = sorted(
-            rank for run_id in changed if known.rank(run_id) is None if (rank := order.rank(run_id)) is not None
+            rank for run_id in changed if before.rank(run_id) is None if (rank := order.rank(run_id)) is not None
         )
         removed = sorted(
-            rank for run_id in changed if order.rank(run_id) is None if (rank := known.rank(run_id)) is not None
+            rank for run_id in changed if order.rank(run_id) is None if (rank := before.rank(run_id)) is not None
         )
         if not added and not removed:
             return None
-        moves = RankMoves(len(known), len(order), added=added, removed=removed)
+        moves = RankMoves(len(before), len(order), added=added, removed=removed)
         self.views, self.running = moves.moved(self.views, _NO_VIEW), moves.ascending(self.running)
         return moves
 
@@ -161,8 +163,8 @@ class DefaultOrder(Sequence[int]):
         if not 0 <= value < self._count:
             raise ValueError(value)
         place = bisect_left(self._first, value)
-        found = place < len(self._first) and self._first[place] == value
-        index = place if found else len(self._first) + value - place
+        is_first = place < len(self._first) and self._first[place] == value
+        index = place if is_first else len(self._first) + value - place
         if index < start or (stop is not None and index >= stop):
             raise ValueError(value)
         return index

@@ -32,12 +32,12 @@ def between(before: ScreenState, after: ScreenState) -> list[Notification]:
 
     New runs, hosts and migrations have none.
     """
-    found = []
+    toasts = []
     if before.snapshot is not after.snapshot:
-        found += _runs(before, after) + _hosts(before, after)
+        toasts += _runs(before, after) + _hosts(before, after)
     if before.migrations is not after.migrations:
-        found += _migrations(before, after)
-    return found
+        toasts += _migrations(before, after)
+    return toasts
 
 
 def _runs(before: ScreenState, after: ScreenState) -> list[Notification]:

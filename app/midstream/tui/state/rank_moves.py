@@ -46,11 +46,11 @@ class RankMoves:
 
     def moved(self, values: Sequence[Value], missing: Value) -> list[Value]:
         """Return values by the ranks now; those of new runs are ``missing``."""
-        found: list[Value] = []
+        moved: list[Value] = []
         for begin, end, place in self.stretches:
-            found += [missing] * (place - len(found))
-            found += values[begin:end]
-        return found + [missing] * (self._count - len(found))
+            moved += [missing] * (place - len(moved))
+            moved += values[begin:end]
+        return moved + [missing] * (self._count - len(moved))
 
     def ranks(self, ranks: Iterable[int]) -> list[int]:
         """Return the ranks now of runs with these earlier ranks, without those that went."""
@@ -59,17 +59,17 @@ class RankMoves:
 
     def ascending(self, ranks: Sequence[int]) -> list[int]:
         """Do the same as `ranks` for few ranks, which ascend."""
-        found: list[int] = []
+        ascending: list[int] = []
         for begin, end, place in self.stretches:
             first, last = bisect_left(ranks, begin), bisect_left(ranks, end)
-            found += [rank - begin + place for rank in ranks[first:last]]
-        return found
+            ascending += [rank - begin + place for rank in ranks[first:last]]
+        return ascending
 
     @cached_property
     def _now(self) -> list[int]:
         """The rank now of each earlier one, -1 of a run that went."""
-        found: list[int] = []
+        ranks: list[int] = []
         for begin, end, place in self.stretches:
-            found += [-1] * (begin - len(found))
-            found += range(place, place + end - begin)
-        return found + [-1] * (self._before - len(found))
+            ranks += [-1] * (begin - len(ranks))
+            ranks += range(place, place + end - begin)
+        return ranks + [-1] * (self._before - len(ranks))

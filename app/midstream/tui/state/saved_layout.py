@@ -79,7 +79,7 @@ class SavedLayout:
             layout.fleets[path] = {}
             for view, value in views.items() if isinstance(views, dict) else ():
                 entry = layout.fleets[path][view] = ListLayout()
-                damaged += [f"{view}: {each}" for each in _fill(entry, value)]
+                damaged += [f"{view}: {name}" for name in _fill(entry, value)]
         if damaged:
             layout.problem = f"{file} is damaged, defaults are used for: {', '.join(damaged[:3])}"
         return layout
@@ -113,12 +113,14 @@ def _fill(layout: Any, values: object) -> list[str]:
     if not isinstance(values, dict):
         return ["it is no object"]
     damaged = []
-    for each in fields(layout):
-        if each.name in UNSAVED or each.name not in values:
+    for setting in fields(layout):
+        if setting.name in UNSAVED or setting.name not in values:
             continue
-        value, before = values[each.name], getattr(layout, each.name)
-        if type(value) is not type(before) or (type(value) is list and not all(isinstance(one, str) for one in value)):
-            damaged.append(each.name)
+        value, before = values[setting.name], getattr(layout, setting.name)
+        if type(value) is not type(before) or (
+            type(value) is list and not all(isinstance(item, str) for item in value)
+        ):
+            damaged.append(setting.name)
         else:
-            setattr(layout, each.name, value)
+            setattr(layout, setting.name, value)
     return damaged

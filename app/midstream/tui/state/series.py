@@ -101,8 +101,8 @@ class Pyramid:
                     parts.append((min(lows), max(highs), sum(level.sums[begin:end]), sum(level.counts[begin:end])))
             if top:
                 break
-        for lowest, highest, part, members in parts:
-            low, high, total, count = min(low, lowest), max(high, highest), total + part, count + members
+        for lowest, highest, subtotal, members in parts:
+            low, high, total, count = min(low, lowest), max(high, highest), total + subtotal, count + members
         return Summary(low, high, total, count) if count else None
 
     def extent(self, start: int, stop: int) -> tuple[float, float] | None:

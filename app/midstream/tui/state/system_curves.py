@@ -55,13 +55,13 @@ class SystemCurves:
         return self._names(snapshot, hosts_of(snapshot, run, run.attempt))
 
     def _names(self, snapshot: Snapshot, hosts: Sequence[str]) -> list[str]:
-        known = [snapshot.system[host] for host in hosts if host in snapshot.system]
+        host_series = [snapshot.system[host] for host in hosts if host in snapshot.system]
 
         def build() -> list[str]:
-            present = {name for series in known for name, _ in series.stored_keys()}
+            present = {name for series in host_series for name, _ in series.stored_keys()}
             return [PREFIX + metric.name for metric in METRICS if metric.name in present]
 
-        version = tuple(series.version for series in known)
+        version = tuple(series.version for series in host_series)
         return self._remember(("names", *hosts), version, build)
 
     # ------------------------------------------------------------------------------------------ a host
@@ -78,12 +78,12 @@ class SystemCurves:
         def build() -> tuple[NamedSeries, ...]:
             keys = [key for key in stored.stored_keys() if key[0] == metric.name]
             times, columns = stored.read(keys)
-            found = []
+            named = []
             for (_, index), column in zip(keys, columns, strict=True):
                 series = Series()
                 series.extend(times, [metric.scale * value for value in column])
-                found.append(NamedSeries(str(index) if metric.of_accelerator else "", series))
-            return tuple(found)
+                named.append(NamedSeries(str(index) if metric.of_accelerator else "", series))
+            return tuple(named)
 
         return self._remember(("host", host, name), stored.version, build)
 
@@ -168,13 +168,13 @@ class SystemCurves:
 
     def _remember(self, what: Hashable, version: Hashable, build: Callable[[], Result]) -> Result:
         """Return what ``build`` returned for this version."""
-        known = self._built.pop(what, None)
-        if known is None or known[0] != version:
-            known = (version, build())
-        self._built[what] = known
+        built = self._built.pop(what, None)
+        if built is None or built[0] != version:
+            built = (version, build())
+        self._built[what] = built
         while len(self._built) > MAX_SERIES:
             del self._built[next(iter(self._built))]
-        return known[1]
+        return built[1]
 
 
 def _skew(snapshot: Snapshot, host: str) -> float:
@@ -202,13 +202,13 @@ def _merged(parts: Sequence[Points], metric: SystemMetric) -> Points:
     """
     if len(parts) <= 1:
         return parts[0] if parts else ((), ())
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_second: dict[int, list[tuple[float, float]]] = {}
     for times, values in parts:
         for time, value in zip(times, values, strict=True):
-            found.setdefault(round(time), []).append((time, value))
+            by_second.setdefault(round(time), []).append((time, value))
     merged: list[float] = []
     times = []
-    for _, points in sorted(found.items()):
+    for _, points in sorted(by_second.items()):
         present = [value for _, value in points if not math.isnan(value)]
         mean = sum(present) / len(present) if present else math.nan
         times.append(min(time for time, _ in points))
@@ -227,17 +227,17 @@ def _at(rows: Series, times: Sequence[float], first: int, end: int) -> array[flo
         first: Index of the attempt's first row.
         end: Index after its last row.
     """
-    found = array("d")
+    values = array("d")
     for time in times:
         after = bisect_right(rows.x, time, first, end)
         if after == end:
             if after and rows.x[after - 1] == time:
-                found.append(rows.values.value(after - 1))
+                values.append(rows.values.value(after - 1))
             break
         x0, x1 = rows.x[after - 1], rows.x[after]
         y0, y1 = rows.values.value(after - 1), rows.values.value(after)
-        found.append(y0 + (y1 - y0) * (time - x0) / (x1 - x0) if x1 > x0 else y0)
-    return found
+        values.append(y0 + (y1 - y0) * (time - x0) / (x1 - x0) if x1 > x0 else y0)
+    return values
 
 
 def _extend(series: Series, x: array[float], values: Sequence[float], attempt: int) -> None:

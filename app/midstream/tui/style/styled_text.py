@@ -44,11 +44,11 @@ def cut_to(text: Text, height: int, hint: str) -> Text:
     lines = text.split("\n")
     if height < 2 or len(lines) <= height:
         return text
-    left = len(lines) - height + 1
+    omitted = len(lines) - height + 1
     shown = Text(no_wrap=True)
     for line in lines[: height - 1]:
         shown.append_text(line).append("\n")
-    return shown.append(f"  {count(left, 'more line')}: {hint}", palette.DIM)
+    return shown.append(f"  {count(omitted, 'more line')}: {hint}", palette.DIM)
 
 
 class ControlFilter(LineFilter):

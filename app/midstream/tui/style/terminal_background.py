@@ -50,8 +50,8 @@ def _ask() -> bytes:
         tty.setcbreak(descriptor)
         os.write(sys.stderr.fileno(), QUESTION)
         deadline = time.monotonic() + ANSWER_TIMEOUT
-        while _ATTRIBUTES.search(answer) is None and (left := deadline - time.monotonic()) > 0:
-            if not select.select([descriptor], [], [], left)[0]:
+        while _ATTRIBUTES.search(answer) is None and (remaining := deadline - time.monotonic()) > 0:
+            if not select.select([descriptor], [], [], remaining)[0]:
                 break
             answer += os.read(descriptor, 1024)
     except OSError:

@@ -156,9 +156,9 @@ def reduced(system: str, front: RGB | None, back: RGB | None) -> tuple[int | Non
     if other is None or back is None:
         return _nearest(has.colours, front), other
     behind = has.backgrounds[other]
-    wanted = contrast(front, back)
-    wanted = MIN_CONTRAST if wanted >= MIN_CONTRAST else KEPT_CONTRAST * wanted
-    readable = {number: each for number, each in has.colours.items() if _contrast(each, behind) >= wanted}
+    required = contrast(front, back)
+    required = MIN_CONTRAST if required >= MIN_CONTRAST else KEPT_CONTRAST * required
+    readable = {number: shades for number, shades in has.colours.items() if _contrast(shades, behind) >= required}
     if has.chosen.get(front) in readable:
         return has.chosen[front], other
     if readable:
@@ -172,21 +172,21 @@ def _contrast(colours: Sequence[RGB], behind: Sequence[RGB]) -> float:
 
 
 def _nearest(candidates: Mapping[int, tuple[RGB, ...]], colour: RGB) -> int:
-    wanted = oklab(colour)
+    target = oklab(colour)
 
     def distance(number: int) -> float:
-        return sum(_distance(oklab(each), wanted) for each in candidates[number])
+        return sum(_distance(oklab(shade), target) for shade in candidates[number])
 
     return min(candidates, key=distance)
 
 
-def _distance(one: Lab, other: Lab) -> float:
-    return sum((mine - theirs) ** 2 for mine, theirs in zip(one, other, strict=True))
+def _distance(lab: Lab, other: Lab) -> float:
+    return sum((mine - theirs) ** 2 for mine, theirs in zip(lab, other, strict=True))
 
 
-def contrast(one: RGB, other: RGB) -> float:
+def contrast(colour: RGB, other: RGB) -> float:
     """Contrast ratio, 1..21 (https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio)."""
-    low, high = sorted((_luminance(one), _luminance(other)))
+    low, high = sorted((_luminance(colour), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

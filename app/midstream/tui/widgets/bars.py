@@ -80,16 +80,16 @@ def downtime(glyphs: Glyphs, report: DowntimeReport | None, predicted: Mapping[s
     text = Text(" " * 14, no_wrap=True)
     text.append(f"{'predicted':<{room + 9}}measured\n", palette.DIM)
     for name in names:
-        expected, found = predicted.get(name, 0.0), measured.get(name)
+        expected, seconds = predicted.get(name, 0.0), measured.get(name)
         text.append(f"  {shown_phase(name):<12}", palette.TEXT)
         text.append_text(bar(glyphs, expected / longest, room, palette.DIM))
         text.append(f" {format.seconds(expected):<8}", palette.DIM)
-        if found is None:
+        if seconds is None:
             text.append("not yet\n", palette.DIM)
             continue
-        colour = palette.WAIT if found > 2 * expected + 1 else palette.ACCENT
-        text.append_text(bar(glyphs, found / longest, room, colour))
-        text.append(f" {format.seconds(found)}\n", palette.TEXT)
+        colour = palette.WAIT if seconds > 2 * expected + 1 else palette.ACCENT
+        text.append_text(bar(glyphs, seconds / longest, room, colour))
+        text.append(f" {format.seconds(seconds)}\n", palette.TEXT)
     text.rstrip()
     return text
 

@@ -160,7 +160,9 @@ class Hints(Static):
                 line.append(key, f"bold {palette.ACCENT}").append(f" {name}  ", palette.DIM)
             return line
         focus = commands.of_focus(self._scope, view, parts, readonly=self._readonly)
-        shown = [c for each in focus.values() for c in each if c.hint and c.action not in self._hidden]
+        shown = [
+            c for scope_commands in focus.values() for c in scope_commands if c.hint and c.action not in self._hidden
+        ]
         always = [c for c in shown if commands.EVERYWHERE in c.scopes or c.action == "back"]
         own = [c for c in shown if c not in always]
         own.sort(key=lambda command: commands.generality(command, self._scope))  # the keys of the view first

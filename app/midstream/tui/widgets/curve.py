@@ -112,7 +112,8 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
             metric,
             empty,
             tuple(
-                (id(each.series), len(each.series), each.name, each.colour, each.smooth, each.dash) for each in drawn
+                (id(curve.series), len(curve.series), curve.name, curve.colour, curve.smooth, curve.dash)
+                for curve in drawn
             ),
             dict(names or {}),
             tuple(points),

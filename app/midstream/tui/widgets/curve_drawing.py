@@ -87,7 +87,7 @@ class CurveDrawing:
         """Return the x at a column of this widget."""
         if self._frame is None or self.span is None:
             return None
-        cell = column - self._frame.left
+        cell = column - self._frame.margin
         return plot.x_of(cell, self.span, self._frame.columns, self._log_x) if 0 <= cell < self._frame.columns else None
 
     # ------------------------------------------------------------------------------------------ painting

@@ -40,9 +40,9 @@ class LogPane(Vertical):
     def view(self) -> PagedLogView:
         return self.query_one(PagedLogView)
 
-    def show(self, lines: Sequence[str], known: LogRange = UNKNOWN) -> None:
-        """Show lines, which are the bytes ``known`` of the log."""
-        self.view.show(lines, known)
+    def show(self, lines: Sequence[str], log_range: LogRange = UNKNOWN) -> None:
+        """Show lines, which are the bytes ``log_range`` of the log."""
+        self.view.show(lines, log_range)
 
     def focus(self, scroll_visible: bool = True) -> Self:
         self.view.focus(scroll_visible)

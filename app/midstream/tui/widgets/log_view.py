@@ -336,12 +336,12 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
             message = f"no matching lines: {self.status}" if self._lines else self.empty
             text = f"   {message}" if y == 1 else ""
             return Strip([Segment(text, base + Style(color=palette.DIM))]).adjust_cell_length(width, base)
-        left, top = self.scroll_offset
+        column, top = self.scroll_offset
         row = y + top
         if not self.wrapping:
             if row >= self.count:
                 return Strip.blank(width, base)
-            return Strip(self._segments(row, self._text(row), base)).crop_extend(left, left + width, base)
+            return Strip(self._segments(row, self._text(row), base)).crop_extend(column, column + width, base)
         if row >= self._tops[-1]:
             return Strip.blank(width, base)
         line = bisect_right(self._tops, row) - 1
@@ -360,9 +360,9 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
             if stamp is None:
                 return [lead, Segment(text, style)]
             return [lead, Segment(text[:20], base + Style(color=palette.DIM)), Segment(text[20:], style)]
-        found = re.split(f"({'|'.join(map(re.escape, plain))})", text, flags=re.I if self.query_words.islower() else 0)
+        pieces = re.split(f"({'|'.join(map(re.escape, plain))})", text, flags=re.I if self.query_words.islower() else 0)
         mark = style + Style(color=palette.BACKGROUND, bgcolor=palette.WAIT)
-        return [lead, *(Segment(part, mark if number % 2 else style) for number, part in enumerate(found) if part)]
+        return [lead, *(Segment(piece, mark if number % 2 else style) for number, piece in enumerate(pieces) if piece)]
 
 
 def new_lines(before: Sequence[str], now: Sequence[str]) -> Sequence[str] | None:

@@ -81,9 +81,9 @@ class PagedLogView(LogView):
 
     # ------------------------------------------------------------------------------------------ content
 
-    def show(self, lines: Sequence[str], known: LogRange = UNKNOWN) -> None:
-        """Show reported lines, the bytes ``known`` of the log, after those shown so far."""
-        self._known = known
+    def show(self, lines: Sequence[str], log_range: LogRange = UNKNOWN) -> None:
+        """Show reported lines, bytes ``log_range`` of the log, after those shown so far."""
+        self._known = log_range
         if lines is self._source:
             return
         fresh = new_lines(self._source, lines)
@@ -91,11 +91,11 @@ class PagedLogView(LogView):
         if fresh is None and not (self.attached or lines):
             self.attached = True  # the log of another attempt, which is empty still
         if not self.attached:
-            self._total = max(self._total, known.end)
+            self._total = max(self._total, log_range.end)
             return
-        self._end = self._total = known.end
+        self._end = self._total = log_range.end
         if fresh is None:
-            self._begin, self.matches = known.begin, None
+            self._begin, self.matches = log_range.begin, None
             self.replace(lines)
         elif fresh:
             self._extend(fresh)
@@ -286,7 +286,7 @@ class PagedLogView(LogView):
         else:
             super().no_match(by)
 
-    def found(self, query: LogQuery, matches: LogMatches, by: int) -> None:
+    def show_matches(self, query: LogQuery, matches: LogMatches, by: int) -> None:
         """Show the number of matches, and go to the one that was looked for."""
         if query == LogQuery.parse(self.query_words):
             self.matches, self._searching = matches, False

@@ -93,13 +93,13 @@ def scale(
     return _limited(_by_values(shown, first, last, log, robust), limits)
 
 
-def _limited(found: Scale, limits: Range) -> Scale:
+def _limited(scale: Scale, limits: Range) -> Scale:
     low, high = (
-        math.log10(end) if found.log and end is not None and end > 0 else None if found.log else end for end in limits
+        math.log10(end) if scale.log and end is not None and end > 0 else None if scale.log else end for end in limits
     )
-    low = found.low if low is None else low
-    high = found.high if high is None else high
-    return Scale(low, high if high > low else low + 1.0, found.log)
+    low = scale.low if low is None else low
+    high = scale.high if high is None else high
+    return Scale(low, high if high > low else low + 1.0, scale.log)
 
 
 def _by_values(shown: Sequence[Drawn], first: float, last: float, log: bool, robust: bool) -> Scale:

@@ -50,7 +50,7 @@ class Picture:
 class Frame:
     """Position of the plot in the widget: cells left of it, and its columns."""
 
-    left: int
+    margin: int
     columns: int
 
 
@@ -100,8 +100,8 @@ def nothing(words: str, width: int, height: int, base: Style) -> list[Line]:
     texts = [text for line in words.split("\n") for text in textwrap.wrap(line, max(1, width))][: max(0, height)]
     top = max(0, (height - len(texts)) // 2)
     for y, text in enumerate(texts, top):
-        left = " " * ((width - cell_len(text)) // 2)
-        lines[y] = [Segment(left, base), Segment(text, base + Style(color=palette.DIM))]
+        indent = " " * ((width - cell_len(text)) // 2)
+        lines[y] = [Segment(indent, base), Segment(text, base + Style(color=palette.DIM))]
     return lines
 
 
@@ -127,22 +127,22 @@ def x_words(value: float, axis: str) -> str:
 
 def _seams(picture: Picture, columns: int) -> list[tuple[int, str, str]]:
     """Return (column, label, colour) of the visible changes of attempt and the marks."""
-    found: list[tuple[float, str, str]] = [(x, label, palette.TEXT) for x, label in picture.marks]
+    seams: list[tuple[float, str, str]] = [(x, label, palette.TEXT) for x, label in picture.marks]
     for drawn in picture.shown:
         for number, (index, attempt) in enumerate(drawn.series.attempts):
             if number and not drawn.colour:
                 name = dict(picture.names).get(attempt, f"attempt {attempt}")
-                found.append((drawn.series.x[index], name, drawn.shade(number)))
+                seams.append((drawn.series.x[index], name, drawn.shade(number)))
     return [
         (plot.cell_of(x, picture.span, columns, picture.log_x), label, colour)
-        for x, label, colour in sorted(found)
+        for x, label, colour in sorted(seams)
         if picture.span[0] <= x <= picture.span[1]
     ]
 
 
 def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, base: Style) -> Line:
     dim, text = base + Style(color=palette.DIM), base + Style(color=palette.TEXT)
-    one = len(picture.shown) == 1 and not picture.shown[0].name
+    is_single = len(picture.shown) == 1 and not picture.shown[0].name
     name = picture.metric
     if picture.compact and len(name) > width - 10:
         name = name.rpartition("/")[2]
@@ -150,7 +150,7 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
     at = picture.cursor
     if at is not None:
         segments.append(Segment(f"{x_words(at, picture.axis)} ", base + Style(color=palette.ACCENT)))
-    if one:
+    if is_single:
         series = picture.shown[0].series
         index = series.nearest(at) if at is not None else None
         value = series.values.value(index) if index is not None else series.last
@@ -161,7 +161,7 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
         segments.append(Segment(f" {picture.words} ", base + Style(color=palette.WAIT)))
     if picture.compact:
         legend = []
-    elif one:
+    elif is_single:
         names = dict(picture.names)
         legend = [
             (names.get(attempt, f"attempt {attempt}"), picture.shown[0].shade(number))
@@ -260,10 +260,10 @@ def _x_axis(
 
     def write(text: str, at: int, style: Style) -> bool:
         """Write text centred at ``at`` unless it overlaps. Return True if written."""
-        left = min(max(0, at - len(text) // 2), columns - len(text))
-        if left < 0 or any(cell[0] != " " for cell in words[max(0, left - 1) : left + len(text) + 1]):
+        begin = min(max(0, at - len(text) // 2), columns - len(text))
+        if begin < 0 or any(cell[0] != " " for cell in words[max(0, begin - 1) : begin + len(text) + 1]):
             return False
-        words[left : left + len(text)] = [(sign, style) for sign in text]
+        words[begin : begin + len(text)] = [(sign, style) for sign in text]
         return True
 
     for x in picture.points:

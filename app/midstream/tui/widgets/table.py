@@ -163,8 +163,8 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._keys = rows.keys if isinstance(rows, Rows) else [row.key for row in rows]
         self._measured = (-1, -1)
         if not (self._index < len(self._keys) and self._keys[self._index] == before):
-            known = before is not None and before in self._keys
-            self._index = self._keys.index(before) if known else min(self._index, max(0, len(self._keys) - 1))
+            is_listed = before is not None and before in self._keys
+            self._index = self._keys.index(before) if is_listed else min(self._index, max(0, len(self._keys) - 1))
             self._index = self._beside_heading(self._index, 1)
         self.virtual_size = Size(self.size.width, len(self._rows) + 1)
         self.refresh()

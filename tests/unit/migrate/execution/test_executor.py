@@ -107,6 +107,22 @@ def test_failure_beside_a_copy_that_trains_rolls_nothing_back(
     assert "midstream --continue m continues it from there" in view.error
 
 
+def test_failure_while_the_target_trains_gives_up_no_steps(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The source's disk is full when a process continues: on the old code it rolled back what the target had done."""
+    there = RunDirectory(tmp_path / "b", "r")
+    records.Command(records.RESTORE, 2, migration="m").write(there.attempt(2).command_file)
+    records.Status(
+        records.TRAINING, 11, 0, heartbeat=1.0, run_id="r", attempt=2, epoch=2, **records.this_process().to_json()
+    ).write(there.attempt(2).status())
+    records.write_json(there.attempt(2).launched(), {**records.this_process().to_json(), "argv": []})
+    migration.journal.record(Facts(relaunching=True, target_attempt=2))
+    failing = Step(phase_names.RELAUNCH, raising(MidstreamError("a: no space left on device")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
+    assert "midstream --rollback m --yes goes back to step 7" in migration.directory.view().error
+
+
 @pytest.mark.parametrize(
     "error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")]
 )

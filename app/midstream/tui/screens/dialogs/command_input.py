@@ -47,17 +47,17 @@ class CommandInputScreen(ModalScreen[Callable[[], object]]):
         self._show("")
 
     def _show(self, text: str) -> None:
-        found = self._complete(text)
-        known = {word.name: word for word in commands.WORDS}
+        completions = self._complete(text)
+        words = {word.name: word for word in commands.WORDS}
         shown = Text()
-        for each in found[:MAX_SHOWN]:
-            word = known.get(each.strip())
-            shown.append(f"  {each.rstrip()}", palette.TEXT)
+        for completion in completions[:MAX_SHOWN]:
+            word = words.get(completion.strip())
+            shown.append(f"  {completion.rstrip()}", palette.TEXT)
             if word is not None:
                 shown.append(f"{' ' * bool(word.argument)}{word.argument}  {word.description}", palette.DIM)
             shown.append("\n")
-        if len(found) > MAX_SHOWN:
-            shown.append(f"  and {len(found) - MAX_SHOWN} more", palette.DIM)
+        if len(completions) > MAX_SHOWN:
+            shown.append(f"  and {len(completions) - MAX_SHOWN} more", palette.DIM)
         shown.rstrip()
         self.query_one("#completions", Static).update(shown)
 
@@ -67,10 +67,10 @@ class CommandInputScreen(ModalScreen[Callable[[], object]]):
     def action_complete(self) -> None:
         """Complete to what all completions begin with, or else to the first one."""
         box = self.query_one(Input)
-        found = self._complete(box.value)
-        common = _common_beginning(found)
-        if found:
-            box.value = common if len(common) > len(box.value.lstrip()) else found[0]
+        completions = self._complete(box.value)
+        common = _common_beginning(completions)
+        if completions:
+            box.value = common if len(common) > len(box.value.lstrip()) else completions[0]
             box.cursor_position = len(box.value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
@@ -88,5 +88,5 @@ class CommandInputScreen(ModalScreen[Callable[[], object]]):
 
 def _common_beginning(texts: Sequence[str]) -> str:
     first, last = min(texts, default=""), max(texts, default="")
-    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    length = next((at for at, (own, other) in enumerate(zip(first, last, strict=False)) if own != other), len(first))
     return first[:length]

@@ -31,10 +31,10 @@ class DialogPrompter:
 
         return self._ask(lambda: first_contact(contact))
 
-    def passphrase(self, wanted: PassphrasePrompt) -> str | None:
+    def passphrase(self, prompt: PassphrasePrompt) -> str | None:
         from midstream.tui.screens.dialogs.prompts import PassphraseScreen
 
-        return self._ask(lambda: PassphraseScreen(wanted))
+        return self._ask(lambda: PassphraseScreen(prompt))
 
     def close(self) -> None:
         """Answer every open and later question with None."""

@@ -45,13 +45,13 @@ class HelpScreen(ModalScreen[None]):
         width = min(84, self.app.size.width - 4)
         beside = width >= NARROW
         indent = 30 if beside else 14
-        for scope, found in commands.of_focus(*self._focus, readonly=readonly).items():
-            if not found:
+        for scope, scope_commands in commands.of_focus(*self._focus, readonly=readonly).items():
+            if not scope_commands:
                 continue
             if text:
                 text.append("\n")
             text.append(f"{commands.SCOPES[scope]}\n", f"bold {palette.TEXT}")
-            for command in found:
+            for command in scope_commands:
                 keys = " ".join(commands.key_name(key) for key in commands.keys_of(command))
                 text.append(f"  {keys:<11} ", f"bold {palette.ACCENT}")
                 text.append(f"{command.name:<15} ", palette.TEXT)

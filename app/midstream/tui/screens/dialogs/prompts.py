@@ -40,16 +40,16 @@ class PassphraseScreen(ModalScreen[str]):
 
     BINDINGS: ClassVar = [("escape", "leave", "Leave it locked")]
 
-    def __init__(self, wanted: PassphrasePrompt) -> None:
+    def __init__(self, prompt: PassphrasePrompt) -> None:
         super().__init__()
-        self._wanted = wanted
+        self._wanted = prompt
 
     def compose(self) -> ComposeResult:
-        wanted = self._wanted
+        prompt = self._wanted
         with Vertical(id="dialog"):
-            yield Rule(f"Passphrase for {wanted.host}", app_of(self).glyphs)
-            yield Static(Text(f"{wanted.file} is locked.", palette.TEXT), classes="words")
-            if wanted.again:
+            yield Rule(f"Passphrase for {prompt.host}", app_of(self).glyphs)
+            yield Static(Text(f"{prompt.file} is locked.", palette.TEXT), classes="words")
+            if prompt.again:
                 yield Static(Text("Wrong passphrase.", palette.BAD))
             yield Static(Text("enter unlocks it for this session; esc leaves it locked", palette.DIM))
             yield Input(id="word", password=True, compact=True)

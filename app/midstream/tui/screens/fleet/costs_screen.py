@@ -171,8 +171,8 @@ def _totals(report: CostReport) -> list[Text]:
         lines.append(Text(total, palette.TEXT).append("  at the fleet file's prices now", palette.DIM))
     if report.without_price:
         hosts = ", ".join(report.without_price)
-        left = "no cost" if report.cost is None else "not in the total"
-        lines.append(Text(f" no price_per_hour in the fleet file, so {left}: {hosts}", palette.DIM))
+        where = "no cost" if report.cost is None else "not in the total"
+        lines.append(Text(f" no price_per_hour in the fleet file, so {where}: {hosts}", palette.DIM))
     return lines
 
 

@@ -64,12 +64,12 @@ class FleetScreen(ListScreen):
     def show(self, screen_state: ScreenState) -> None:
         items = {HOSTS: screen_state.snapshot.hosts, MIGRATIONS: screen_state.migrations}
         counts = {HOSTS: len(items[HOSTS]), RUNS: screen_state.snapshot.run_count, MIGRATIONS: len(items[MIGRATIONS])}
-        found = self.found(items.get(self._view, ()), screen_state)
+        items_in_view = self.items_in_view(items.get(self._view, ()), screen_state)
         empty = self.no_match_text() if counts[self._view] else self._empty_text(self._view, screen_state)
-        self.show_rows(found, screen_state, empty, self._marked if self._view == RUNS else ())
+        self.show_rows(items_in_view, screen_state, empty, self._marked if self._view == RUNS else ())
         self._hint()
         notes = {view: str(count) for view, count in counts.items()}
-        notes[self._view] = self.count_text(found.count, counts[self._view])
+        notes[self._view] = self.count_text(items_in_view.count, counts[self._view])
         self.query_one(Views).show(self._view, notes)
         self._preview(screen_state)
 
@@ -316,8 +316,8 @@ class FleetScreen(ListScreen):
 
     def _marked_runs(self) -> list[RunView]:
         """Return the marked runs that still exist."""
-        found = [self.screen_state.snapshot.copies(name) for name in self._marked]
-        return [copies[0] for copies in found if copies]
+        marked = [self.screen_state.snapshot.copies(name) for name in self._marked]
+        return [copies[0] for copies in marked if copies]
 
     def action_stop(self) -> None:
         from midstream.tui.screens import stop_run

@@ -91,7 +91,7 @@ class HostScreen(CurvesScreen):
         host = self.midstream.system_curves.of_host(self.screen_state.snapshot, self.host, metric)
         if len(host) == 1:
             return (Drawn(host[0].series, colour=palette.series(0)),)
-        return [Drawn(each.series, each.name, palette.series(number)) for number, each in enumerate(host)]
+        return [Drawn(named.series, named.name, palette.series(number)) for number, named in enumerate(host)]
 
     # ------------------------------------------------------------------------------------------ commands
 

@@ -112,13 +112,13 @@ def _processes(machine: Machine, now: float) -> list[str]:
     for user in machine.users:
         used = _ranges([item.index for item in machine.accelerators if user.pid in item.pids])
         elapsed = now + machine.clock_skew - user.started if user.started is not None else math.inf
-        known = user.memory is not None and user.memory <= MAX_MEMORY
+        has_memory = user.memory is not None and user.memory <= MAX_MEMORY
         rows.append(
             (
                 f"pid {user.pid}",
                 user.user or "?",
                 f"on {used}" if used else "",
-                format.size(user.memory) if known else "",
+                format.size(user.memory) if has_memory else "",
                 f"for {format.seconds(max(0.0, elapsed))}" if elapsed < MAX_ELAPSED else "",
                 f"run {user.run}" if user.run else "",
                 user.command or "hidden process",

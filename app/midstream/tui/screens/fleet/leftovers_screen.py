@@ -42,9 +42,9 @@ class LeftoversScreen(MidstreamScreen):
     class Found(Message):
         """A search has ended."""
 
-        def __init__(self, found: list[AnyLeftover], agreed: Sequence[AnyLeftover] | None) -> None:
+        def __init__(self, leftovers: list[AnyLeftover], agreed: Sequence[AnyLeftover] | None) -> None:
             super().__init__()
-            self.found, self.agreed = found, agreed
+            self.leftovers, self.agreed = leftovers, agreed
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,10 +66,10 @@ class LeftoversScreen(MidstreamScreen):
 
     @property
     def _removable(self) -> list[FoundLeftover | SliceLeftover]:
-        return [each for each in self._found if not (each.kept or each.removed)]
+        return [leftover for leftover in self._found if not (leftover.kept or leftover.removed)]
 
     def show(self, screen_state: ScreenState) -> None:  # noqa: ARG002 (of the base class)
-        rows = [_row(index, each) for index, each in enumerate(self._found)]
+        rows = [_row(index, leftover) for index, leftover in enumerate(self._found)]
         empty = self._doing or "no leftovers: no killed save, copy, deletion or creation left anything"
         self.query_one(Table).show(rows, empty=(empty,))
         self.query_one("#selected-row", Static).update(self._selected())
@@ -89,8 +89,8 @@ class LeftoversScreen(MidstreamScreen):
         index = self.query_one(Table).selected
         if not isinstance(index, int) or index >= len(self._found):
             return Text()
-        each = self._found[index]
-        name, note = each.slice.path if isinstance(each, SliceLeftover) else each.path, _note(each)
+        leftover = self._found[index]
+        name, note = leftover.slice.path if isinstance(leftover, SliceLeftover) else leftover.path, _note(leftover)
         words = f"{name}: {note}" if note else name
         return Text(f"  {format.folded(words, max(20, self.size.width) - 1, 4)}", palette.DIM)
 
@@ -99,7 +99,7 @@ class LeftoversScreen(MidstreamScreen):
         if self._doing:
             return text.append(f"  {self._doing}", palette.ACCENT)
         if removable := self._removable:
-            bytes_ = sum(each.bytes for each in removable if isinstance(each, FoundLeftover))
+            bytes_ = sum(leftover.bytes for leftover in removable if isinstance(leftover, FoundLeftover))
             size = f", {format.size(bytes_)}" if bytes_ else ""
             words = f"enter removes {count(len(removable), 'leftover')}{size}, after confirmation"
             return text.append(f"  {words}", palette.TEXT)
@@ -123,10 +123,10 @@ class LeftoversScreen(MidstreamScreen):
 
     def on_leftovers_screen_found(self, event: Found) -> None:
         self._doing = ""
-        self._found = [each for each in event.found if isinstance(each, FoundLeftover | SliceLeftover)]
-        self._problems = [each.message for each in event.found if isinstance(each, Skipped | SliceProblem)]
+        self._found = [leftover for leftover in event.leftovers if isinstance(leftover, FoundLeftover | SliceLeftover)]
+        self._problems = [problem.message for problem in event.leftovers if isinstance(problem, Skipped | SliceProblem)]
         if event.agreed is not None:
-            removed = sum(each.removed for each in self._found)
+            removed = sum(leftover.removed for leftover in self._found)
             changed = len(event.agreed) - removed
             more = f"; {changed} of the list {agree(changed, 'has', 'have')} changed since" if changed else ""
             self.notify(f"{count(removed, 'leftover')} removed{more}")
@@ -161,26 +161,26 @@ class LeftoversScreen(MidstreamScreen):
         self.app.push_screen(ConfirmScreen("Remove leftovers", _consequences(listed), word="remove"), answered)
 
 
-def _row(index: int, each: FoundLeftover | SliceLeftover) -> Row:
+def _row(index: int, leftover: FoundLeftover | SliceLeftover) -> Row:
     """Return the row of a leftover, by its place in the list."""
-    colour = palette.GOOD if each.removed else palette.DIM
-    if isinstance(each, SliceLeftover):
-        note = (_note(each), colour if each.kept or each.removed else palette.WAIT)
-        place = (format.NONE, format.NONE, each.slice.path, "slice", format.NONE)
-        return Row(index, (*place, note), dim=bool(each.kept))
-    place = (each.host, each.run, each.path, each.kind, format.size(each.bytes))
-    return Row(index, (*place, (_note(each), colour)), dim=bool(each.kept))
+    colour = palette.GOOD if leftover.removed else palette.DIM
+    if isinstance(leftover, SliceLeftover):
+        note = (_note(leftover), colour if leftover.kept or leftover.removed else palette.WAIT)
+        place = (format.NONE, format.NONE, leftover.slice.path, "slice", format.NONE)
+        return Row(index, (*place, note), dim=bool(leftover.kept))
+    place = (leftover.host, leftover.run, leftover.path, leftover.kind, format.size(leftover.bytes))
+    return Row(index, (*place, (_note(leftover), colour)), dim=bool(leftover.kept))
 
 
-def _note(each: FoundLeftover | SliceLeftover) -> str:
+def _note(leftover: FoundLeftover | SliceLeftover) -> str:
     """Return what became of a leftover, or why it is kept."""
-    return f"{each.note}; {each.text}" if isinstance(each, SliceLeftover) else each.note
+    return f"{leftover.note}; {leftover.text}" if isinstance(leftover, SliceLeftover) else leftover.note
 
 
 def _consequences(removable: Sequence[FoundLeftover | SliceLeftover]) -> list[str]:
     """Return the lines of the confirmation."""
-    files = [each for each in removable if isinstance(each, FoundLeftover)]
-    slices = [each.slice.path for each in removable if isinstance(each, SliceLeftover)]
+    files = [leftover for leftover in removable if isinstance(leftover, FoundLeftover)]
+    slices = [leftover.slice.path for leftover in removable if isinstance(leftover, SliceLeftover)]
     lines: list[str] = []
     if files:
         hosts = ", ".join(dict.fromkeys(file.host for file in files))

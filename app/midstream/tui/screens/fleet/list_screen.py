@@ -73,7 +73,7 @@ class ListScreen(MidstreamScreen):
 
     # ------------------------------------------------------------------------------------------ showing
 
-    def found(self, items: Sequence[JsonValue], screen_state: ScreenState) -> FoundItems:
+    def items_in_view(self, items: Sequence[JsonValue], screen_state: ScreenState) -> FoundItems:
         """Return the items of the list in view, filtered and sorted.
 
         ``items`` are not read of the list of runs, which is computed in slices.
@@ -84,9 +84,9 @@ class ListScreen(MidstreamScreen):
             condition = None
         if self._view != RUNS:
             return table_rows.found_in(self.listing, items, screen_state, condition, self.list_layout)
-        found = self._run_list.update(screen_state, condition, self.list_layout)
+        items_in_view = self._run_list.update(screen_state, condition, self.list_layout)
         self._compute_later()
-        return found
+        return items_in_view
 
     def _compute_later(self) -> None:
         if not self._run_list.complete and self._computing is None:
@@ -99,22 +99,22 @@ class ListScreen(MidstreamScreen):
             self.refresh_state()
         self._compute_later()
 
-    def show_rows(self, found: FoundItems, screen_state: ScreenState, empty: Sequence[str], marked: Any) -> None:
+    def show_rows(self, items: FoundItems, screen_state: ScreenState, empty: Sequence[str], marked: Any) -> None:
         """Show the items as rows of the table in view."""
         columns = self.listing.chosen(self.list_layout.columns)
         fields = [column.field for column in columns]
         sort = self.list_layout.sort
         self.table().show(
-            table_rows.rows_of(self.listing, found, screen_state, self.glyphs, self.list_layout),
+            table_rows.rows_of(self.listing, items, screen_state, self.glyphs, self.list_layout),
             columns=columns,
             empty=empty,
             sort=(fields.index(sort), self.list_layout.descending) if sort in fields else None,
             marked=marked,
         )
 
-    def count_text(self, found: int, count: int) -> str:
+    def count_text(self, shown: int, count: int) -> str:
         """Return ``3 of 5, finished hidden``."""
-        text = str(count) if found == count else f"{found} of {count}"
+        text = str(count) if shown == count else f"{shown} of {count}"
         if self._view == RUNS and (progress := self._run_list.progress) is not None:
             text = f"{progress:.0%} of {count} read"
         if self.list_layout.hide_finished and self.listing.finished is not None:

@@ -120,14 +120,14 @@ class RunList:
 
     def _advance(self, assembly: Iterator[FoundItems | None], deadline: float) -> bool:
         """Continue the assembly of the list. Return whether it is complete."""
-        began, found = time.perf_counter(), None
-        for found in assembly:
-            if found is not None or (time.perf_counter() >= deadline and len(self._runs) > SMALL):
+        began, items = time.perf_counter(), None
+        for items in assembly:
+            if items is not None or (time.perf_counter() >= deadline and len(self._runs) > SMALL):
                 break
         self._spent += time.perf_counter() - began
-        if found is None:
+        if items is None:
             return False
-        self._found, self._assembly, self._answered = found, None, True
+        self._found, self._assembly, self._answered = items, None, True
         self._again = time.monotonic() + self._spent / REVISION_SHARE
         return True
 
@@ -160,10 +160,10 @@ class RunList:
                 self._column(name, True, self._value(field, form), timed=field.timed)
 
     def _column(
-        self, name: str, wanted: bool, read: Callable[[int, ScreenState], object], *, timed: bool = False
+        self, name: str, needed: bool, read: Callable[[int, ScreenState], object], *, timed: bool = False
     ) -> None:
         """Create a column that is wanted, and drop one that is not."""
-        if not wanted:
+        if not needed:
             self._columns.pop(name, None)
         elif name not in self._columns:
             self._columns[name] = RunColumn(read, timed=timed)
@@ -174,16 +174,16 @@ class RunList:
 
         Where the filter narrows the one before, only what had passed that is read again.
         """
-        condition, known = self._query.condition, self._columns.pop(FILTER, None)
+        condition, former = self._query.condition, self._columns.pop(FILTER, None)
         if condition is None:
             return
         timed = any(field.timed for field in condition.fields())
         count, passed = len(self._runs), None
-        if known is not None and before is not None and condition.narrows(before):
-            for column in (self._columns.get(TEXT), known):  # take over what has just changed
+        if former is not None and before is not None and condition.narrows(before):
+            for column in (self._columns.get(TEXT), former):  # take over what has just changed
                 if column is not None:
                     column.work(time.perf_counter())
-            passed = list(compress(range(count), known.values)) if known.complete else None
+            passed = list(compress(range(count), former.values)) if former.complete else None
         column = self._columns[FILTER] = RunColumn(self._test(condition), timed=timed)
         column.begin(count, self._state, passed, False)
 
@@ -224,19 +224,21 @@ class RunList:
         yield None
         if SORT in columns:
             value = columns[SORT].values.__getitem__
-            for known in table_rows.ordered_in_parts(ranks, value, descending=self._query.descending, part=PART):
-                if known is not None:
-                    ranks = known
+            for sorted_ranks in table_rows.ordered_in_parts(
+                ranks, value, descending=self._query.descending, part_size=PART
+            ):
+                if sorted_ranks is not None:
+                    ranks = sorted_ranks
                 yield None
         count = len(ranks)
         if GROUP not in columns:
             keys: Sequence[Hashable] = RankedIds(ids, ranks)
         else:
-            name, found = columns[GROUP].values.__getitem__, dict[str, list[int]]()
+            name, groups_of = columns[GROUP].values.__getitem__, dict[str, list[int]]()
             for begin in range(0, count, PART):
-                table_rows.add_to_groups(found, ranks[begin : begin + PART], name)
+                table_rows.add_to_groups(groups_of, ranks[begin : begin + PART], name)
                 yield None
-            groups = table_rows.named_groups(found, self._query.group)
+            groups = table_rows.named_groups(groups_of, self._query.group)
             keys, ranks = table_rows.with_headings(groups, ids.__getitem__, -1)
         yield FoundItems(keys, count, lambda index: views[ranks[index]] if ranks[index] >= 0 else None)
 

@@ -151,12 +151,12 @@ def _sort_value_of_any(value: object) -> object:
 
 def ordered(members: Sequence[Member], value: Callable[[Member], Any], *, descending: bool) -> Sequence[Member]:
     """Sort by a `sort_value`. Members without one are last."""
-    parts = ordered_in_parts(members, value, descending=descending, part=max(1, len(members)))
-    return next(found for found in parts if found is not None)
+    parts = ordered_in_parts(members, value, descending=descending, part_size=max(1, len(members)))
+    return next(members_sorted for members_sorted in parts if members_sorted is not None)
 
 
 def ordered_in_parts(
-    members: Sequence[Member], value: Callable[[Member], Any], *, descending: bool, part: int
+    members: Sequence[Member], value: Callable[[Member], Any], *, descending: bool, part_size: int
 ) -> Iterator[list[Member] | None]:
     """Sort as `ordered` does; yield None after each part, then the result.
 
@@ -164,19 +164,19 @@ def ordered_in_parts(
         members: What is sorted.
         value: Returns the `sort_value` of a member.
         descending: Whether the greatest value is first.
-        part: Members of a part. Merging sorted parts is a fifth of the work.
+        part_size: Members of a part. Merging sorted parts is a fifth of the work.
     """
-    known, others = list[Member](), list[Member]()
-    for begin in range(0, len(members), part):
-        some = members[begin : begin + part]
+    valued, others = list[Member](), list[Member]()
+    for begin in range(0, len(members), part_size):
+        some = members[begin : begin + part_size]
         with_value = [member for member in some if value(member) is not None]
         if len(with_value) < len(some):
             others += [member for member in some if value(member) is None]
         with_value.sort(key=value, reverse=descending)
-        known += with_value
+        valued += with_value
         yield None
-    known.sort(key=value, reverse=descending)
-    yield known + others if others else known
+    valued.sort(key=value, reverse=descending)
+    yield valued + others if others else valued
 
 
 def grouped(
@@ -186,21 +186,21 @@ def grouped(
 
     Members without a value are last.
     """
-    found: dict[str, list[Member]] = {}
-    add_to_groups(found, members, name)
-    return named_groups(found, group)
+    groups: dict[str, list[Member]] = {}
+    add_to_groups(groups, members, name)
+    return named_groups(groups, group)
 
 
-def add_to_groups(found: dict[str, list[Member]], members: Iterable[Member], name: Callable[[Member], str]) -> None:
+def add_to_groups(groups: dict[str, list[Member]], members: Iterable[Member], name: Callable[[Member], str]) -> None:
     """Append members to their groups."""
     for member in members:
-        found.setdefault(name(member), []).append(member)
+        groups.setdefault(name(member), []).append(member)
 
 
-def named_groups(found: Mapping[str, list[Member]], group: str) -> list[tuple[str | None, Sequence[Member]]]:
+def named_groups(groups: Mapping[str, list[Member]], group: str) -> list[tuple[str | None, Sequence[Member]]]:
     """Return (name, members) of each group by name; without a value is last."""
-    named = sorted((title, of) for title, of in found.items() if title)
-    return [*named, *((f"no {group}", found[""]) for _ in range("" in found))]
+    named = sorted((title, of) for title, of in groups.items() if title)
+    return [*named, *((f"no {group}", groups[""]) for _ in range("" in groups))]
 
 
 def with_headings(
@@ -224,12 +224,12 @@ def with_headings(
     return keys, places
 
 
-def rows_of(listing: Listing, found: FoundItems, screen_state: ScreenState, glyphs: Glyphs, layout: ListLayout) -> Rows:
+def rows_of(listing: Listing, items: FoundItems, screen_state: ScreenState, glyphs: Glyphs, layout: ListLayout) -> Rows:
     """Return the rows of a table, each created when it becomes visible.
 
     Args:
         listing: The list.
-        found: Its items.
+        items: Its items.
         screen_state: State of the screen.
         glyphs: Characters to draw with.
         layout: Columns of the list.
@@ -237,12 +237,12 @@ def rows_of(listing: Listing, found: FoundItems, screen_state: ScreenState, glyp
     columns = listing.chosen(layout.columns)
 
     def make(index: int) -> Row:
-        item = found.item(index)
+        item = items.item(index)
         if item is None:
-            return Row(found.keys[index], ())
+            return Row(items.keys[index], ())
         return listing.row(item, columns, screen_state, glyphs)
 
-    return Rows(found.keys, make)
+    return Rows(items.keys, make)
 
 
 def _link(host: HostView, _: ScreenState, glyphs: Glyphs) -> Cell:
@@ -359,7 +359,7 @@ def _downtime_spark(view: MigrationView, _: ScreenState, glyphs: Glyphs) -> Cell
 
     parts = [view.downtime.measured.get(name, 0.0) for name in DOWNTIME_PHASES]
     longest = max([*parts, 1e-9])
-    return spark(glyphs, [part / longest for part in parts], len(parts)), palette.ACCENT
+    return spark(glyphs, [seconds / longest for seconds in parts], len(parts)), palette.ACCENT
 
 
 MIGRATIONS = Listing(

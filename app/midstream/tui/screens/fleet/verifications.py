@@ -63,8 +63,8 @@ class CheckpointVerifications:
         self._runs: list[RunView] = []  # of each checkpoint
         self._places = array("L")  # of each checkpoint, among those of its run
         for run in runs:
-            for place, each in enumerate(run.checkpoints):
-                if each.complete:
+            for place, checkpoint in enumerate(run.checkpoints):
+                if checkpoint.complete:
                     self._runs.append(run)
                     self._places.append(place)
 
@@ -72,8 +72,10 @@ class CheckpointVerifications:
         return len(self._runs)
 
     def __getitem__(self, index: int) -> Verification:
-        run, each = self._checkpoint(index)
-        return Verification(f"{run.run_id}: {each.name} on {run.host}", partial(self._verify, run, each.name))
+        run, checkpoint = self._checkpoint(index)
+        return Verification(
+            f"{run.run_id}: {checkpoint.name} on {run.host}", partial(self._verify, run, checkpoint.name)
+        )
 
     def reads(self) -> Iterator[tuple[str, str, int]]:
         for run, place in zip(self._runs, self._places, strict=True):
@@ -125,8 +127,8 @@ def question(verifications: Verifications) -> tuple[str, Sequence[str]]:
     """Return the title and the lines of the question before anything is read."""
     on_hosts, in_buckets, unknown = dict[str, int](), dict[str, int](), 0
     for host, store, size in verifications.reads():
-        found, place = (in_buckets, "/".join(store.split("/")[:3])) if store else (on_hosts, host)
-        found[place] = found.get(place, 0) + size
+        sizes, place = (in_buckets, "/".join(store.split("/")[:3])) if store else (on_hosts, host)
+        sizes[place] = sizes.get(place, 0) + size
         unknown += not size
     lines: list[str] = []
     if on_hosts:

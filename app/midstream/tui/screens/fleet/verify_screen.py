@@ -134,12 +134,12 @@ class VerifyScreen(MidstreamScreen):
                 self._results[index] = RUNS
                 self._changes += 1
             try:
-                found = self._verifications[index].run()
+                verdict = self._verifications[index].run()
             except MidstreamError as error:
-                found = UNKNOWN, str(error)
+                verdict = UNKNOWN, str(error)
             with self._lock:
-                self._results[index] = found
-                self._counts[found[0]] += 1
+                self._results[index] = verdict
+                self._counts[verdict[0]] += 1
                 self._changes += 1
 
     def action_back(self) -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from midstream_host.driver.reshard.segments import Archive, Segment
 from midstream_host.formats import pickle_tree, torch_tree
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
 from midstream_host.formats.torch_tree import Tensor, tensor_of
-from midstream_host.reshard.segments import Archive, Segment
 
 FP32 = "fp32"
 _SMALL = 4096  # bytes of a tensor that all ranks have alike
@@ -113,10 +113,10 @@ class OptimizerFile:
             divided.update(id(tensor.node) for tensors in file.flats for tensor in tensors.values())
             divided.update(id(value_of(file.state, key)) for key in ("group_paddings", "param_slice_mappings"))
 
-        def same(one: Any, two: Any) -> Optional[bool]:
-            if id(one) in divided or id(two) in divided:
-                return id(one) in divided and id(two) in divided
-            first, second = tensor_of(one), tensor_of(two)
+        def same(value: Any, other_value: Any) -> Optional[bool]:
+            if id(value) in divided or id(other_value) in divided:
+                return id(value) in divided and id(other_value) in divided
+            first, second = tensor_of(value), tensor_of(other_value)
             if first is None or second is None:
                 return None
             return first.shape == second.shape and self.numbers(first) == other.numbers(second)

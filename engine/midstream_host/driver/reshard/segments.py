@@ -93,7 +93,7 @@ class Archive:
         Raises FormatError and OSError.
         """
         place = self._place(member)
-        buffer, part = memoryview(bytearray(min(BLOCK, stop - start))), 0
+        buffer, total = memoryview(bytearray(min(BLOCK, stop - start))), 0
         with records.open_regular(self.path) as file:
             status = os.fstat(file.fileno())
             if (status.st_size, status.st_mtime_ns) != self.identity:
@@ -104,10 +104,10 @@ class Archive:
                 if _readinto(file, block) != len(block):
                     raise FormatError("{}: the end of the file is missing".format(self.name))
                 crc = zlib.crc32(block) if checked else 0
-                part = combined(part, crc, len(block)) if checked else 0
+                total = combined(total, crc, len(block)) if checked else 0
                 yield block, crc
         if checked:
-            self._note(member, start, stop, part)
+            self._note(member, start, stop, total)
         else:
             self._hashed.add(member)
 
@@ -167,9 +167,9 @@ def copy_segments(segments: Iterable[Segment], write: Callable[[memoryview], obj
     Raises FormatError and OSError.
     """
     crc = 0
-    for block, part in _blocks_of(segments):
+    for block, block_crc in _blocks_of(segments):
         write(block)
-        crc = combined(crc, part, len(block))
+        crc = combined(crc, block_crc, len(block))
     return crc
 
 

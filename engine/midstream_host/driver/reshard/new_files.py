@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from midstream_host.driver.reshard.checkpoint import ModelFile, ModelRank, StoredCheckpoint, optimizer_name
+from midstream_host.driver.reshard.division import Division, Piece
+from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
+from midstream_host.driver.reshard.segments import Archive, Segment, copy_segments, joined, zeros
 from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
 from midstream_host.formats.errors import FormatError
 from midstream_host.formats.pickle_tree import Items, Made, Pairs, Step, items_of, pairs_of, set_value, value_of
 from midstream_host.formats.torch_tree import Tensor, tensor_of
 from midstream_host.formats.torch_writer import NewMember, text_member
-from midstream_host.reshard.checkpoint import ModelFile, ModelRank, StoredCheckpoint, optimizer_name
-from midstream_host.reshard.division import Division, Piece
-from midstream_host.reshard.optimizer_file import FP32, OptimizerFile
-from midstream_host.reshard.segments import Archive, Segment, copy_segments, joined, zeros
 
 _MARK = "#"  # after the name of a storage that was copied for another flat tensor
 
@@ -36,42 +36,44 @@ class NewFile(NamedTuple):
 def new_files(source: StoredCheckpoint, ranks: int) -> List[NewFile]:
     """Return the files that depend on the number of processes. Raises FormatError."""
     files: List[NewFile] = []
-    for part in source.parts:
-        target = part.target(ranks)
-        files += [_optimizer_file(part, target, rank) for rank in range(ranks)]
-    for (rank, part), model in sorted(source.models.items()):
+    for model_rank in source.parts:
+        target = model_rank.target(ranks)
+        files += [_optimizer_file(model_rank, target, rank) for rank in range(ranks)]
+    for (rank, number), model in sorted(source.models.items()):
         divided = next((held for held in source.parts if model in held.models), None)
         if not source.sharded:
             files.append(_model_file(model, divided, ranks, 0))
         elif rank == 0:
-            files += [_model_file(source.models[new % source.ranks, part], divided, ranks, new) for new in range(ranks)]
+            files += [
+                _model_file(source.models[new % source.ranks, number], divided, ranks, new) for new in range(ranks)
+            ]
     return files
 
 
-def _optimizer_file(part: ModelRank, target: Division, rank: int) -> NewFile:
-    file = OptimizerFile(part.first.archive)
+def _optimizer_file(model_rank: ModelRank, target: Division, rank: int) -> NewFile:
+    file = OptimizerFile(model_rank.first.archive)
     contents: Dict[str, List[Segment]] = {}
     masters, states = Items("list", []), Pairs([])
     for flat, group in enumerate(target.group_of):
-        template = part.division.group_of.index(group)
+        template = model_rank.division.group_of.index(group)
         mark = "{}{}".format(_MARK, flat)
         pair = torch_tree.cloned(Items("tuple", [file.masters[template], file.states[template]]), mark)  # pyright: ignore[reportOptionalSubscript]
         master, state = pair.items
         masters.items.append(master)
         if state is not None:
             states.pairs.append([flat, state])
-        for kind in part.kinds(group):
+        for kind in model_rank.kinds(group):
             tensor = tensor_of(master if kind == FP32 else value_of(state, kind))
             assert tensor is not None
             size = target.sizes[flat]
-            if kind == FP32 and part.lean():
+            if kind == FP32 and model_rank.lean():
                 size -= target.padding(rank, flat, False)
             name = "{}/{}".format(flat, kind)
             torch_tree.make_flat(tensor, name, size)
-            contents[name] = part.content(kind, target, rank, flat, size)
+            contents[name] = model_rank.content(kind, target, rank, flat, size)
     _set_groups(file, target, masters, states)
-    _set_addresses(part, file, target, rank)
-    name = optimizer_name(part.first.archive.name, rank)
+    _set_addresses(model_rank, file, target, rank)
+    name = optimizer_name(model_rank.first.archive.name, rank)
     return NewFile(name, file.archive.folder, _members(file.archive, file.tree, contents))
 
 
@@ -88,33 +90,33 @@ def _set_groups(file: OptimizerFile, target: Division, masters: Items, states: P
         set_value(file.state, "partition_count", Items("list", [target.ranks] * len(items_of(counts) or [])))
 
 
-def _set_addresses(part: ModelRank, file: OptimizerFile, target: Division, rank: int) -> None:
+def _set_addresses(model_rank: ModelRank, file: OptimizerFile, target: Division, rank: int) -> None:
     """Set the paddings, and which numbers of the rank's part are which parameter's."""
     if value_of(file.state, "group_paddings") is not None:
-        paddings = [target.padding(rank, flat, not part.lean()) for flat in range(len(target.sizes))]
+        paddings = [target.padding(rank, flat, not model_rank.lean()) for flat in range(len(target.sizes))]
         set_value(file.state, "group_paddings", Items("list", list(paddings)))
     if items_of(value_of(file.state, "param_slice_mappings")) is None:
         return
-    sample = _address(part)
+    sample = _address(model_rank)
     mappings: List[Any] = []
     for flat, group in enumerate(target.group_of):
         held = {parameter.name: piece for parameter, piece in target.of_rank(rank, flat)}
-        names = [parameter.name for parameter in part.order[group] if parameter.name in held]
+        names = [parameter.name for parameter in model_rank.order[group] if parameter.name in held]
         mappings.append(torch_tree.ordered_dict([[name, _new_address(sample, held[name])] for name in names]))
     set_value(file.state, "param_slice_mappings", Items("list", mappings))
 
 
-def _address(part: ModelRank) -> Made:
+def _address(model_rank: ModelRank) -> Made:
     """Return an address of a parameter, as this release of DeepSpeed writes it.
 
     Raises FormatError.
     """
-    for file in part.optimizers:
+    for file in model_rank.optimizers:
         for mapping in items_of(value_of(file.state, "param_slice_mappings")) or []:
             for _, address in pairs_of(mapping) or []:
                 if type(address) is Made and (_fields(address) == {"numel", "start"} or _by_position(address)):
                     return address
-    raise FormatError("{}: its param_slice_mappings are in no form that is known".format(part.first.archive.name))
+    raise FormatError("{}: its param_slice_mappings are in no form that is known".format(model_rank.first.archive.name))
 
 
 def _fields(address: Made) -> Set[Any]:
@@ -138,7 +140,7 @@ def _new_address(sample: Made, piece: Piece) -> Made:
     return made
 
 
-def _model_file(model: ModelFile, part: Optional[ModelRank], ranks: int, rank: int) -> NewFile:
+def _model_file(model: ModelFile, model_rank: Optional[ModelRank], ranks: int, rank: int) -> NewFile:
     """Return a model file with the number of processes.
 
     Under ZeRO 3 it has the rank's parts of frozen parameters.
@@ -147,21 +149,21 @@ def _model_file(model: ModelFile, part: Optional[ModelRank], ranks: int, rank: i
     contents: Dict[str, List[Segment]] = {}
     set_value(tree, "dp_world_size", ranks)
     name = model.archive.name
-    if part is not None and (part.sharded or part.round_robin):
-        _set_shapes(tree, part, part.target(ranks))
-    if part is not None and part.sharded:
+    if model_rank is not None and (model_rank.sharded or model_rank.round_robin):
+        _set_shapes(tree, model_rank, model_rank.target(ranks))
+    if model_rank is not None and model_rank.sharded:
         name = optimizer_name(name, rank)
         if rank and pairs_of(value_of(tree, "shared_params")):  # that of rank 0, which alone names them
             set_value(tree, "shared_params", Pairs([]))
-        contents = _frozen(tree, part, ranks, rank)
+        contents = _frozen(tree, model_rank, ranks, rank)
     return NewFile(name, model.archive.folder, _members(model.archive, tree, contents))
 
 
-def _set_shapes(tree: Any, part: ModelRank, target: Division) -> None:
+def _set_shapes(tree: Any, model_rank: ModelRank, target: Division) -> None:
     """Set the order and the subgroups that the parameters have in the target."""
     shapes: Dict[Tuple[int, str], Any] = {}
     stored = items_of(value_of(tree, "param_shapes")) or []
-    for group, named in zip(part.division.group_of, stored):
+    for group, named in zip(model_rank.division.group_of, stored):
         shapes.update({(group, name): shape for name, shape in pairs_of(named) or []})
     divided = [
         torch_tree.ordered_dict([[parameter.name, shapes[group, parameter.name]] for parameter in members])
@@ -170,7 +172,7 @@ def _set_shapes(tree: Any, part: ModelRank, target: Division) -> None:
     set_value(tree, "param_shapes", Items("list", list(divided)))
 
 
-def _frozen(tree: Any, part: ModelRank, ranks: int, rank: int) -> Dict[str, List[Segment]]:
+def _frozen(tree: Any, model_rank: ModelRank, ranks: int, rank: int) -> Dict[str, List[Segment]]:
     """Divide the frozen parameters of ZeRO 3; return their contents.
 
     Raises FormatError.
@@ -181,14 +183,14 @@ def _frozen(tree: Any, part: ModelRank, ranks: int, rank: int) -> Dict[str, List
         tensor, shape = tensor_of(value), shapes.get(name)
         if tensor is None or shape is None:
             raise FormatError("{}: the frozen parameter {} has no shape".format(
-                part.models[0].archive.name, str(name)[:80]))  # fmt: skip
+                model_rank.models[0].archive.name, str(name)[:80]))  # fmt: skip
         count = 1
         for size in shape:
             count *= size
-        old, new = -(-count // part.division.ranks), -(-count // ranks)
+        old, new = -(-count // model_rank.division.ranks), -(-count // ranks)
         begin, end = min(count, rank * new), min(count, (rank + 1) * new)
         segments: List[Segment] = []
-        for place, model in enumerate(part.models):
+        for place, model in enumerate(model_rank.models):
             fragment = tensor_of(value_of(value_of(model.tree, "frozen_param_fragments"), name))
             first, stop = max(begin, place * old), min(end, (place + 1) * old)
             if first < stop:

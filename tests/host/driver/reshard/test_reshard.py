@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pytest
 
+from midstream_host.driver.reshard import reshard as module
+from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
+from midstream_host.driver.reshard.errors import ReshardError
+from midstream_host.driver.reshard.optimizer_file import OptimizerFile
+from midstream_host.driver.reshard.reshard import reshard, tag_of
+from midstream_host.driver.reshard.segments import Archive
 from midstream_host.formats import pickle_tree, torch_tree
 from midstream_host.formats.torch_tree import tensor_of
-from midstream_host.reshard import reshard as module
-from midstream_host.reshard.checkpoint import StoredCheckpoint
-from midstream_host.reshard.errors import ReshardError
-from midstream_host.reshard.optimizer_file import OptimizerFile
-from midstream_host.reshard.reshard import reshard, tag_of
-from midstream_host.reshard.segments import Archive
 
-FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
+FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"
 ZERO1 = FIXTURES / "trainers/deepspeed/global_step4"
 ZERO3 = FIXTURES / "trainers/deepspeed-zero3/global_step4"
 SOURCES = {
@@ -268,7 +268,7 @@ def test_numbers_that_are_not_those_that_were_read_are_found(tmp_path: Path, mon
 WAITS = """
 import sys, time
 sys.path[:0] = sys.argv[4:]
-from midstream_host.reshard.reshard import reshard
+from midstream_host.driver.reshard.reshard import reshard
 def wait(done, total):
     print(done, flush=True)
     time.sleep(60)
@@ -329,7 +329,7 @@ def test_latest_names_the_checkpoint(tmp_path: Path) -> None:
 
 def test_memory_is_bounded(tmp_path: Path, monkeypatch) -> None:
     """Numbers pass in blocks, whatever the size of a tensor."""
-    monkeypatch.setattr("midstream_host.reshard.segments.BLOCK", 16)
+    monkeypatch.setattr("midstream_host.driver.reshard.segments.BLOCK", 16)
     result = reshard(str(ZERO1), str(tmp_path / "small"), 3)
     monkeypatch.undo()
     reshard(str(ZERO1), str(tmp_path / "large"), 3)

@@ -15,11 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.deepspeed import check_tag
-from midstream_host.formats import pickle_tree
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
-from midstream_host.formats.torch_tree import shape_of
-from midstream_host.reshard.division import (
+from midstream_host.driver.reshard.division import (
     SUBGROUP_SIZE,
     Division,
     Parameter,
@@ -29,8 +25,12 @@ from midstream_host.reshard.division import (
     subgroups,
     undo_round_robin,
 )
-from midstream_host.reshard.optimizer_file import FP32, OptimizerFile
-from midstream_host.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
+from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
+from midstream_host.driver.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
+from midstream_host.formats import pickle_tree
+from midstream_host.formats.errors import FormatError
+from midstream_host.formats.pickle_tree import items_of, pairs_of, value_of
+from midstream_host.formats.torch_tree import shape_of
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
@@ -116,12 +116,12 @@ class ModelRank:
             if size is None or type(size) not in (int, float):
                 size = SUBGROUP_SIZE
             parts = [subgroups(group, len(self.optimizers), int(size)) for group in self.order]
-            if [part for group in parts for part in group] != self.division.groups:
+            if [subgroup for group in parts for subgroup in group] != self.division.groups:
                 raise FormatError("{}: its subgroups are not those of sub_group_size {}".format(
                     self.first.archive.name, int(size)))  # fmt: skip
             parts = [subgroups(group, ranks, int(size)) for group in self.order]
             group_of = [place for place, group in enumerate(parts) for _ in group]
-            return shards([part for group in parts for part in group], group_of, ranks)
+            return shards([subgroup for group in parts for subgroup in group], group_of, ranks)
         if self.round_robin and any(any(group) for group in self.paddings):
             raise FormatError("round_robin_gradients together with parameter_alignment is not supported")
         groups = [round_robin(group, ranks) if self.round_robin else group for group in self.order]
@@ -257,16 +257,17 @@ class StoredCheckpoint:
         self.ranks = self._ranks(first)
         self.models: Dict[Tuple[int, int], ModelFile] = read
         self.parts: List[ModelRank] = []
-        for part in sorted({part for _, part in optimizers}):
+        for number in sorted({number for _, number in optimizers}):
             files = [
-                OptimizerFile(Archive(posixpath.join(directory, optimizers[rank, part]))) for rank in range(self.ranks)
+                OptimizerFile(Archive(posixpath.join(directory, optimizers[rank, number])))
+                for rank in range(self.ranks)
             ]
-            owners = [read[key] for key in sorted(read) if key[1] == part]
+            owners = [read[key] for key in sorted(read) if key[1] == number]
             self.parts.append(ModelRank(owners, files))
 
     def archives(self) -> List[Archive]:
         """Return every archive that was opened."""
-        files = [file.archive for part in self.parts for file in part.optimizers]
+        files = [file.archive for model_rank in self.parts for file in model_rank.optimizers]
         return files + [model.archive for model in self.models.values()]
 
     def digests(self) -> Dict[str, str]:
@@ -276,19 +277,26 @@ class StoredCheckpoint:
 
         It is the same whatever number of processes wrote the checkpoint. Raises FormatError and OSError.
         """
-        kinds = sorted({kind for part in self.parts for group in range(len(part.order)) for kind in part.kinds(group)})
+        kinds = sorted(
+            {
+                kind
+                for model_rank in self.parts
+                for group in range(len(model_rank.order))
+                for kind in model_rank.kinds(group)
+            }
+        )
         with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
             return dict(zip(kinds, pool.map(self._digest, kinds)))
 
     def _digest(self, kind: str) -> str:
         digest = hashlib.sha256()
-        for part in self.parts:
-            for group, parameters in enumerate(part.order):
-                if kind in part.kinds(group):
+        for model_rank in self.parts:
+            for group, parameters in enumerate(model_rank.order):
+                if kind in model_rank.kinds(group):
                     segments = [
                         segment
                         for parameter in parameters
-                        for segment in part.numbers(kind, group, parameter, 0, parameter.size)
+                        for segment in model_rank.numbers(kind, group, parameter, 0, parameter.size)
                     ]
                     for block in hashed_blocks(joined(segments)):
                         digest.update(block)

@@ -14,10 +14,10 @@ from typing import List
 
 from midstream_core import records
 from midstream_host.declarations import program
+from midstream_host.driver.reshard.errors import ReshardError
+from midstream_host.driver.reshard.reshard import LATEST, Progress, Resharded, reshard, tag_of, work_of
+from midstream_host.driver.reshard.stored_ranks import stored_ranks
 from midstream_host.object_files import emit, end_with_operator
-from midstream_host.reshard.errors import ReshardError
-from midstream_host.reshard.reshard import LATEST, Progress, Resharded, reshard, tag_of, work_of
-from midstream_host.reshard.stored_ranks import stored_ranks
 
 _INTERVAL = 1.0  # seconds between two lines of progress
 

@@ -1,0 +1,40 @@
+"""A target that a run may migrate to, and the error of one that does not exist yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from midstream.errors import MidstreamError
+
+if TYPE_CHECKING:
+    from midstream.operations.create_target import CreatableTarget
+    from midstream.watch.snapshot import RunView
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """A migration target: its name in the fleet file and its hosts.
+
+    ``allocation``: it is one of SLURM; its host is the login node, which other targets may have too.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    allocation: bool = False
+
+    def takes(self, run: RunView) -> bool:
+        """Return whether a run may migrate there, from elsewhere or from another job."""
+        owner = run.fence.owner if run.fence is not None else ""
+        return run.host not in self.hosts or (self.allocation and owner != self.name)
+
+
+class TargetMissingError(MidstreamError):
+    """Error of a target that does not exist and may be created.
+
+    Every check that is possible without it has passed.
+    """
+
+    def __init__(self, missing: CreatableTarget) -> None:
+        super().__init__(missing.state or f"{missing.target} does not exist")
+        self.missing = missing
