@@ -55,7 +55,8 @@ OPERATIONS = (
     Operation("costs", "--cost --since", "fleet:costs costs:period costs:again :costs", "costs.collect:collect"),
     Operation("slices", "--status", "fleet:slices slices:again :slices", "operations.list_slices:list_slices"),
     Operation(
-        "status", "--status --filter", "fleet:filter fleet:document run:document host:document migration:document "
+        "status", "--status --filter --columns",
+        "fleet:filter fleet:document run:document host:document migration:document "
         "slices:document costs:document :hosts :runs :migrations :host :run :migration :info",
         "listing.documents:run_event",
     ),
@@ -99,16 +100,22 @@ OPERATIONS = (
         reason="they are about the form of a command line and of its output",
     ),
     # -------------------------------------------------------------------------------------- the terminal UI alone
+    Operation(
+        "label", keys="fleet:edit run:edit fleet:undo run:undo",
+        reason="names, tags and notes are of this machine's lists; --columns and --filter read them",
+    ),
     Operation("shell", keys="fleet:shell", reason="ssh HOST opens one"),
     Operation(
         "copy", keys="run:copy wizard:copy launch:copy migration:copy slices:copy costs:copy leftovers:copy "
         "compare:copy fleet:copy_name host:copy_name", reason="they copy the command line, or a name for it",
     ),
     Operation(
-        "look", keys="fleet:view costs:view host:view migration:view fleet:open fleet:mark fleet:unmark fleet:sort "
+        "look", keys="fleet:view costs:view host:view migration:view fleet:open fleet:mark fleet:mark_all fleet:unmark "
+        "fleet:sort "
         "fleet:reverse fleet:group fleet:hide_finished fleet:columns fleet:back run:back costs:back host:back "
-        "migration:back migration:open_run compare:leave slices:dismiss launch:back leftovers:back verify:back "
-        "run:zoom host:zoom run:outliers host:outliers run:tiles host:tiles "
+        "migration:back migration:open_run compare:leave slices:dismiss "
+        "slices:leave_to launch:back leftovers:back verify:back "
+        "run:band run:zoom host:zoom run:outliers host:outliers run:tiles host:tiles "
         "list:cursor list:page pane:page pane:scroll_down pane:scroll_up pane:scroll_home pane:scroll_end log:match "
         "log:level log:window log:wrap log:scroll_left log:scroll_right curve:cross curve:pan curve:zoom_in "
         "curve:zoom_out curve:full_range everywhere:help everywhere:app.command_line everywhere:app.command_palette "

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from midstream.listing.labels import Labels
 from midstream.watch.snapshot import RunView
@@ -74,6 +73,8 @@ class FleetFacts:
 
         ``config`` returns the configuration of a run's newest attempt as YAML, or raises MidstreamError.
         """
+        from concurrent.futures import ThreadPoolExecutor  # after the first frame
+
         with self._lock:
             noted, names, configs = list(self._noted.items())[-MAX_AT_ONCE:], frozenset(self._names), self._configs
         if not noted:

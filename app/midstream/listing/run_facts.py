@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +72,11 @@ def seconds_left(run: RunView) -> float | None:
         return None
     tail = [run.curve[index] for index in range(max(0, len(run.curve) - 32), len(run.curve))]
     durations = [row["throughput/duration"] for row in tail if "throughput/duration" in row]
-    return statistics.median(durations) * (run.status.num_train_steps - run.status.step) if durations else None
+    if not durations:
+        return None
+    import statistics  # after the first frame
+
+    return statistics.median(durations) * (run.status.num_train_steps - run.status.step)
 
 
 def progress(run: RunView) -> float | None:
@@ -100,7 +103,7 @@ def used_by(run: RunView, moment: FleetMoment) -> float | None:
         for item in machine.accelerators if machine else ():
             if item.utilization is not None and not pids.isdisjoint(item.pids):
                 shares.append(item.utilization)
-    return statistics.fmean(shares) if shares else None
+    return sum(shares) / len(shares) if shares else None
 
 
 def trend(points: Sequence[float]) -> float | None:

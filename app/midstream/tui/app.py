@@ -155,6 +155,7 @@ class MidstreamApp(RefreshingApp, inherit_bindings=False):
     def _after_frame(self) -> None:
         if self._after_first_frame is not None:
             self._after_first_frame()
+        self._opened = True
         from midstream.tui.screens import preload
 
         preload.load()

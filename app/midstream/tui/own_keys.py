@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,18 +17,12 @@ from midstream.tui import commands
 MAX_SIZE = 100_000  # characters
 
 
-def keys_file() -> Path:
-    """Return the file of own keys, which may be missing."""
-    return Path(os.environ.get("MIDSTREAM_KEYS") or "~/.config/midstream/keys.yaml").expanduser()
-
-
-def read(file: Path | None = None) -> dict[str, tuple[str, ...]]:
+def read(file: Path) -> dict[str, tuple[str, ...]]:
     """Return the own keys by the id of their command, empty without a file.
 
     Raises:
         UsageError: The file cannot be read, names no command, or gives one key to two commands of a screen.
     """
-    file = file or keys_file()
     try:
         values = load_plain(file.read_text(encoding="utf-8")[:MAX_SIZE]) or {}
     except FileNotFoundError:

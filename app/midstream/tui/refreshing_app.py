@@ -37,6 +37,7 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
     _painted = 0.0  # moment of the last repaint
     _paint_seconds = 0.0  # processor time of the last repaint
     _reading = False  # the migrations' journals are being read
+    _opened = False  # the first frame is shown, and the fleet is opened: actions may be called
     _reading_facts = False  # costs or configurations are being read
     _costs_due = 0.0  # moment from which on costs are read again
     _reported_error = ""
@@ -99,7 +100,7 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
     def _read_facts(self) -> None:
         """Read in the background what lists show beyond the reports, one read at a time."""
         costs = self.facts.costs_named and time.monotonic() >= self._costs_due
-        if self._reading_facts or not (costs or self.facts.due):
+        if not self._opened or self._reading_facts or not (costs or self.facts.due):
             return
         self._reading_facts = True
         if costs:
@@ -137,7 +138,7 @@ class RefreshingApp(BaseApp, inherit_bindings=False):
 
     def _send_alerts(self) -> None:
         """Send alerts to the receivers of the fleet file, if it has any."""
-        if not self.actions.has_receivers() or time.monotonic() - self._alerted < ALERT_INTERVAL:
+        if not self._opened or not self.actions.has_receivers() or time.monotonic() - self._alerted < ALERT_INTERVAL:
             return
         self._alerted = time.monotonic()
         if self._alerts is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from midstream.errors import MidstreamError
@@ -10,7 +12,6 @@ from midstream.hosts.prompter import PROMPTS
 from midstream.migrate.journal import migration_state
 from midstream.printable import printable
 from midstream.state_directory import state_directory
-from midstream.tui import own_keys
 from midstream.tui.app import MidstreamApp
 from midstream.tui.fleet_session import FleetSession, UnopenedFleet
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
@@ -76,9 +77,10 @@ def run_tui(
             app.call_later(app.exit)
 
     layout = SavedLayout.load(state_directory() / "screen.json", fleet=fleet.path)
-    if not layout.has_theme and is_light():
-        layout.theme = palette.LIGHT
-    keys = own_keys.read()
+    if not layout.has_theme:  # of the first start alone
+        layout.theme = palette.LIGHT if is_light() else layout.theme
+        layout.save()
+    keys = _own_keys()
     app = MidstreamApp(
         session,
         session.actions,
@@ -90,7 +92,10 @@ def run_tui(
         layout=layout,
         after_first_frame=start,
     )
-    own_keys.use(app, keys)
+    if keys:
+        from midstream.tui import own_keys
+
+        own_keys.use(app, keys)
     prompter = DialogPrompter(app)
     with PROMPTS.use(prompter):  # every question is a dialog: a prompt on the terminal would break the screen
         try:
@@ -107,6 +112,16 @@ def run_tui(
     if app.return_code == 0 and not demo:
         print(f"midstream: {_still_running(app.screen_state)}", file=sys.stderr)
     return UiResult(app.return_code or 0, app.request, app.quit_choice)
+
+
+def _own_keys() -> dict[str, tuple[str, ...]]:
+    """Return the keys of the user's file, which is read before the first frame only where there is one."""
+    file = Path(os.environ.get("MIDSTREAM_KEYS") or "~/.config/midstream/keys.yaml").expanduser()
+    if not file.exists():
+        return {}
+    from midstream.tui import own_keys
+
+    return own_keys.read(file)
 
 
 def _has_signs() -> bool:

@@ -18,7 +18,7 @@ CONFIGS = sorted((REPOSITORY / "configs").glob("*.yaml"))
 @pytest.mark.parametrize(
     "path", [path for path in CONFIGS if path.name != "fleet.example.yaml"], ids=lambda path: path.stem
 )
-def test_launched_config_is_not_another_one_than_its_resolved_form(path: Path) -> None:
+def test_resolved_config_is_not_another_one(path: Path) -> None:
     """On the old code both were compared as they are: no run that had trained could be launched with its own file."""
     resolved = load_config(["--config_path", str(path)]).config.resolved()
     own = yaml.safe_load(yaml.safe_dump(resolved, sort_keys=False))

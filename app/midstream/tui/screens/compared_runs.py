@@ -15,7 +15,6 @@ from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.plot_axes import value_words
 from midstream.tui.widgets.table import shortened
 
-MAX_COMPARED = 64  # runs whose curves are drawn at a time
 PARTS = 400  # of the x axis, for each of which the mean of a group is computed
 DASH_SIGNS = ("━━", "╍╍", "┅┅", "━╍")
 

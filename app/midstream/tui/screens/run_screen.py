@@ -23,6 +23,7 @@ from midstream.tui.screens.run_text import FIRST_METRICS, metrics_of
 from midstream.tui.screens.run_tools import CHECKPOINTS, CURVES, INFO, LOGS
 from midstream.tui.state import series_cache
 from midstream.tui.state.screen_state import ScreenState, attempt_hues, attempt_names
+from midstream.tui.state.selection import MAX_COMPARED
 from midstream.tui.state.series import Series
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text
@@ -71,7 +72,7 @@ class RunScreen(RunLogScreen):
         self._guide = guide
         self._started = started
         self._open_at_failure = at_failure
-        self._others = list(others)[: compared_runs.MAX_COMPARED - 1]
+        self._others = list(others)[: MAX_COMPARED - 1]
         self._banded = False  # mean and band in place of each run's curve
         self._bands = compared_runs.Bands()
 
@@ -299,7 +300,7 @@ class RunScreen(RunLogScreen):
         def chosen(name: Hashable) -> None:
             if name in self._others:
                 self._others.remove(str(name))
-            elif name is not None and len(self._others) < compared_runs.MAX_COMPARED - 1:
+            elif name is not None and len(self._others) < MAX_COMPARED - 1:
                 self._others.append(str(name))
             self.action_view(CURVES)
 

@@ -12,3 +12,6 @@ class Selection(NamedTuple):
     name: str
     kind: str  # "run", "host", ...
     value: Mapping[str, Any]
+
+
+MAX_COMPARED = 64  # runs that are marked, and whose curves are drawn, at a time

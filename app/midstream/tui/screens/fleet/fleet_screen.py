@@ -10,12 +10,11 @@ from textual.widgets import Static
 
 from midstream.listing.fleet_fields import CONFIG
 from midstream.tui import commands
-from midstream.tui.screens.compared_runs import MAX_COMPARED
 from midstream.tui.screens.fleet.filter_line import FilterLine
 from midstream.tui.screens.fleet.list_screen import RUNS, ListScreen
 from midstream.tui.screens.fleet.table_rows import LISTS
 from midstream.tui.state.screen_state import ScreenState, attempt_hues, attempt_names
-from midstream.tui.state.selection import Selection
+from midstream.tui.state.selection import MAX_COMPARED, Selection
 from midstream.tui.style import palette
 from midstream.tui.style.styled_text import Text, cut_to
 from midstream.tui.widgets.chrome import Hints, Rule, Views
