@@ -145,6 +145,13 @@ def test_lock_is_not_released_while_the_run_is_sealed_for_it(root: str, run: Run
     assert ownership.migration_lock(root, "run") is None
 
 
+def test_lost_lock_of_a_sealed_run_ends_its_rollback(root: str, run: RunDirectory) -> None:
+    """Without the lock the migration changes nothing there, so a refusal would repeat for ever."""
+    run.fence(2, "target of a", 5)
+    ownership.release(root, "run", "a", 2, "target of a")
+    assert records.MigrationLock.read(run.paths.migration_lock).released
+
+
 def test_command_to_seal_is_refused_after_a_rollback(root: str, run: RunDirectory) -> None:
     """A process that was suspended would stop the engine that the rollback has started."""
     run.attempt(3)

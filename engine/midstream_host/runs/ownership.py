@@ -117,10 +117,11 @@ def release(root: str, run_id: str, migration: str, epoch: int, owner: str) -> N
         return
     with records.locked(paths.lock):
         lock = records.MigrationLock.read_or_none(paths.migration_lock)
+        if lock is not None and lock.migration == migration and not lock.released:
+            _refuse_unfinished(paths, migration, epoch, owner)
         if lock is None or (lock.released and lock.migration != migration):
             lock = records.MigrationLock(migration, epoch, owner, 0.0, "")
         if lock.migration == migration and not lock.released:
-            _refuse_unfinished(paths, migration, epoch, owner)
             dataclasses.replace(lock, expires=0.0, released=True).write(paths.migration_lock)
 
 
