@@ -134,6 +134,6 @@ def test_yaml_blocks_are_valid(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_code_in_tables_shows_no_escape(page: Path) -> None:
-    """An escaped bar in code shows its backslash on the site; a bare one ends the cell on GitHub."""
+    """An escaped bar in code shows its backslash on the site; a bare one ends the cell elsewhere."""
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     assert [row for row in rows if re.search(r"`[^`|]*\\\|[^`]*`", row)] == []
