@@ -1,4 +1,4 @@
-"""Configs that a launch offers: those of this directory, and those that midstream ships."""
+"""Configs that a launch offers: those of this directory, and midstream's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target that a run may migrate to, and the error of one that does not exist yet."""
+"""A target that a run may migrate to; the error of one that does not exist."""
 
 from __future__ import annotations
 
