@@ -116,7 +116,7 @@ RUNS = Fields(
     (
         Field("run", Kind.TEXT, lambda run, _: run.run_id, column=Column("RUN", widest=32, name=True)),
         Field(
-            "name", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).name, timed=True,
+            "name", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).name,
             column=Column("NAME", widest=32, name=True, drop=5, optional=True), about="given with `B`",
         ),
         Field("host", Kind.TEXT, lambda run, _: run.host, column=Column("HOST", widest=20, name=True)),
@@ -162,11 +162,11 @@ RUNS = Fields(
             text=_start, about="when its first attempt started",
         ),
         Field(
-            "tags", Kind.LIST, _tags, timed=True, column=Column("TAGS", drop=4, widest=30, optional=True),
+            "tags", Kind.LIST, _tags, column=Column("TAGS", drop=4, widest=30, optional=True),
             about="of its [tracker](configuration.md), and those given with `B`",
         ),
         Field(
-            "note", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).note, timed=True,
+            "note", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).note,
             column=Column("NOTE", drop=6, optional=True), about="given with `B`",
         ),
         Field(

@@ -55,7 +55,7 @@ async def test_fleet_filter_shows_its_error_and_leaves_the_list() -> None:
         assert "is not a number" not in screen_text(app)
         await pilot.press("slash", *" zzz:1")
         await settle(pilot)
-        assert "column 15: no such field zzz; fields are run, host," in screen_text(app)
+        assert "column 15: no such field zzz; fields are run, name," in screen_text(app)
         await pilot.press("escape")
         await settle(pilot)
         assert len(shown_runs(app)) == 5
@@ -141,7 +141,7 @@ async def test_fleet_columns_are_chosen() -> None:
         for word in ("START", "Nov ", "TAGS", "lr, ablation"):
             assert word in text
         assert "PROJECT" not in text
-        await pilot.press("c", "space", "G", "k", "k", "space", "enter")  # without HOST, with PROJECT
+        await pilot.press("c", "j", "space", "G", "k", "k", "space", "enter")  # without HOST, with PROJECT
         await settle(pilot)
         heading = line_with(screen_text(app), "RUN", "STATE")
         assert "HOST" not in heading

@@ -10,6 +10,8 @@ import pytest
 
 from midstream.listing import filter_parser
 from midstream.listing.conditions import Condition
+from midstream.listing.fleet_facts import FleetFacts
+from midstream.listing.labels import Label, Labels
 from midstream.tui.screens.fleet import run_column, run_list, table_rows
 from midstream.tui.screens.fleet.run_list import RankedIds, RunList
 from midstream.tui.screens.fleet.table_rows import RUNS, FoundItems
@@ -215,3 +217,15 @@ def test_changed_copy_of_a_run_on_several_hosts_changes_its_row() -> None:
     listed = RunList(RUNS)
     assert complete(listed, ScreenState(before, (), NOW), parsed("reason:disk"), ListLayout()).count == 0
     assert complete(listed, ScreenState(now, (), NOW), parsed("reason:disk"), ListLayout()).count == 1
+
+
+@pytest.mark.usefixtures("sliced")
+def test_labels_that_the_user_changes_are_searched_at_once() -> None:
+    chance = random.Random(1)
+    runs = tuple(view("host0", f"run{number:02}", chance) for number in range(40))
+    snapshot = Snapshot(0, NOW, runs=runs)
+    listed = RunList(RUNS)
+    assert complete(listed, ScreenState(snapshot, (), NOW), parsed("keeper"), ListLayout()).count == 0
+    labels = Labels().edited("run07", Label(note="the keeper"))
+    named = ScreenState(snapshot, (), NOW, FleetFacts(labels))
+    assert complete(listed, named, parsed("keeper"), ListLayout()).count == 1

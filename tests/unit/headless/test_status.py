@@ -83,7 +83,7 @@ def test_status_filter_prints_the_runs_that_pass(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("zzz:1", "filter, column 1: no such field zzz; fields are run, host"),
+        ("zzz:1", "filter, column 1: no such field zzz; fields are run, name, host"),
         ("loss<abc", "filter, column 6: abc is not a number"),
         ("run~(", "filter, column 5: "),
     ],

@@ -107,7 +107,7 @@ def test_status_of_1000_hosts_streams(monkeypatch: pytest.MonkeyPatch, tmp_path:
     written = SimulatedFeed.written
     tracemalloc.start()
     try:
-        assert status.status(fleet, argparse.Namespace(filter=None), Output(True, data=written)) == 0
+        assert status.status(fleet, argparse.Namespace(filter=None, columns=None), Output(True, data=written)) == 0
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -52,6 +52,7 @@ class RunList:
         self._runs = CurrentRuns()
         self._state = ScreenState()
         self._query = _Query()
+        self._labels = self._state.facts.labels
         self._columns: dict[str, RunColumn] = {}
         self._found = FoundItems((), 0, self._runs.views.__getitem__)
         self._stale = True  # what is shown differs from what the columns say
@@ -85,6 +86,9 @@ class RunList:
             layout: Order and groups, and whether finished runs are hidden.
         """
         changes = self._runs.update(state.snapshot)
+        if state.facts.labels != self._labels:  # only the user changes them: all texts are read again
+            self._labels, self._query, self._columns = state.facts.labels, _Query(), {}
+            self._stale, self._assembly = True, None
         self._state = state
         if changes.moves is not None:
             self._assembly = None  # it is of the earlier ranks
