@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from midstream.errors import MidstreamError, UsageError
 from midstream.listing import run_facts
@@ -127,7 +128,7 @@ def _config(hosts: HostPool, run: RunView) -> tuple[list[ConfigField], list[str]
     return fields, changes, []
 
 
-def _hidden(values: dict[str, Any]) -> list[ConfigField]:
+def _hidden(values: Mapping[str, object]) -> list[ConfigField]:
     """Return the fields as text, without what looks like a secret.
 
     A report is passed on to others.

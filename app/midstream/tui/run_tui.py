@@ -115,7 +115,10 @@ def run_tui(
 
 
 def _own_keys() -> dict[str, tuple[str, ...]]:
-    """Return the keys of the user's file, which is read before the first frame only where there is one."""
+    """Return the keys of the user's file.
+
+    It is read before the first frame only where there is one.
+    """
     file = Path(os.environ.get("MIDSTREAM_KEYS") or "~/.config/midstream/keys.yaml").expanduser()
     if not file.exists():
         return {}

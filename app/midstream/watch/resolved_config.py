@@ -35,8 +35,8 @@ class ConfigChange:
 
     name: str
     kind: str
-    before: Any = None
-    after: Any = None
+    before: object = None
+    after: object = None
 
 
 def parse_log(log: str) -> str:
