@@ -248,7 +248,7 @@ def one_of(*names: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if text not in names:
             hint = did_you_mean(text, names)
-            what = f"is none of {_listed(names)}" if len(names) > 1 else f"is not {names[0]}"
+            what = f"is none of {_listed(names)}" if len(names) > 1 else f"is not {''.join(names)}"
             raise argparse.ArgumentTypeError(f"{text!r} {what}" + (f" ({hint})" if hint else ""))
         return text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ def test_resolved_config_is_not_another_one(path: Path) -> None:
     """On the old code both were compared as they are: no run that had trained could be launched with its own file."""
     resolved = load_config(["--config_path", str(path)]).config.resolved()
     own = yaml.safe_load(yaml.safe_dump(resolved, sort_keys=False))
-    given = config_values(read_config(path))
+    given: dict[str, Any] = {**config_values(read_config(path))}
     assert first_difference(given, own) == ""
     assert given != own
     given["optimizer"] = {**given.get("optimizer", {}), "learning_rate": 0.123}

@@ -18,7 +18,7 @@ from midstream_host.driver.batch_tap import BatchTap
 from midstream_host.driver.checkpoints.search import SearchError
 from midstream_host.driver.metrics.metrics_reader import open_reader
 from midstream_host.driver.metrics.rows import RowsOfPart
-from midstream_host.driver.metrics_tail import MetricsTail, read_rows
+from midstream_host.driver.metrics_tail import MetricsTail
 
 
 class Reader:
@@ -31,6 +31,10 @@ class Reader:
     def poll(self) -> list[RowsOfPart]:
         parts, self.parts = self.parts, []
         return parts
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    return records.parse_metrics(Path(path).read_text().splitlines())
 
 
 def tailed(path: Path, *rows: dict[str, Any], first: int = 0) -> list[dict[str, Any]]:

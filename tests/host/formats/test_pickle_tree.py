@@ -33,9 +33,9 @@ class Listed(list):
 
 def value() -> dict[str, Any]:
     """One value of each kind that checkpoints have, with shared and recursive ones."""
-    itself = Plain()
+    itself: Any = Plain()
     itself.me, itself.names = itself, ["a", "b"]
-    listed = Listed([1, 2])
+    listed: Any = Listed([1, 2])
     listed.extra = (1, (2, (3, 4, 5, 6)))
     shared = {"x": 1}
     return {

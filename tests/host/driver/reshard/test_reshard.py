@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,16 +66,16 @@ def difference(one: Path, other: Path, padded: bool) -> str:
     archives = Archive(str(one)), Archive(str(other))
 
     def same(first: object, second: object) -> bool | None:
-        tensors = tensor_of(first), tensor_of(second)
-        if tensors[0] is None or tensors[1] is None:
+        tensor, second_tensor = tensor_of(first), tensor_of(second)
+        if tensor is None or second_tensor is None:
             return None
-        if padded and len(tensors[0].shape) == 1:
-            return tensors[0].shape == tensors[1].shape
-        contiguous = all(tensor.contiguous for tensor in tensors)
-        numbers = [tensor_bytes(archive, tensor) for archive, tensor in zip(archives, tensors, strict=True)]
-        return contiguous and tensors[0].shape == tensors[1].shape and numbers[0] == numbers[1]
+        if tensor.shape != second_tensor.shape or (padded and len(tensor.shape) == 1):
+            return tensor.shape == second_tensor.shape
+        contiguous = tensor.contiguous and second_tensor.contiguous
+        return contiguous and tensor_bytes(archives[0], tensor) == tensor_bytes(archives[1], second_tensor)
 
-    return torch_tree.first_difference(*(pickle_tree.parse(each.text("data.pkl")) for each in archives), same)
+    first_tree, second_tree = (pickle_tree.parse(archive.text("data.pkl")) for archive in archives)
+    return torch_tree.first_difference(first_tree, second_tree, same)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def addressed(directory: Path, ranks: int) -> dict[str, list[float]]:
         for flat, mapping in zip(file.flats, mappings, strict=True):
             masters = array(file.archive, flat["fp32"], "f")
             for name, address in pickle_tree.pairs_of(mapping) or []:
-                fields = dict(pickle_tree.pairs_of(address.steps[-1].values[0]) or [])
+                fields: dict[str, Any] = dict(pickle_tree.pairs_of(address.steps[-1].values[0]) or [])
                 part = masters[fields["start"] : fields["start"] + fields["numel"]]
                 result.setdefault(name, []).extend(struct.unpack("<e", struct.pack("<e", number))[0] for number in part)
     return result
