@@ -27,6 +27,10 @@ FOUND = (
     _found(2500055, "roll back", "warm", "bucket", "68:crash target:700,72:cut bucket:4000"),
     # The source's full disk rolled back what the target had done; and the sealed checkpoint had left the bucket.
     _found(2600010, "liar", "warm", "bucket", "68:fill operator:5,72:fill source:700"),
+    # A process that had been suspended ended as completed, after a copy of its files had rolled the migration back.
+    _found(3000080, "copied state", "cold", "disk", "66:freeze process:5,68:freeze process:700"),
+    # The target's root was restored while its healthy steps were awaited: the migration waited for a week.
+    _found(3000180, "liar", "warm", "bucket", "44:snapshot target:60,54:reboot operator"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

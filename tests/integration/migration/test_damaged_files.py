@@ -396,7 +396,7 @@ def test_wait_ends_where_a_status_stays_unreadable(
     """A power cut tore it, and no engine writes another: on the old code the migration waited for a week."""
     there = RunDirectory(tmp_path / "b", "r")
     Path(there.attempt(2).status()).write_bytes(b"")
-    monkeypatch.setattr(observation, "DAMAGE_TIMEOUT", 1.0)
+    monkeypatch.setattr(observation, "UNSEEN_TIMEOUT", 1.0)
     migration.watch.start()
     try:
         with pytest.raises(NeedsOperatorError, match="midstream --repair r --on b"):

@@ -89,6 +89,7 @@ class Finish:
         else:
             self._copy_last_lines(migration)
         self._await_decision(migration)
+        join_rollback(migration)  # what was shown may be older: this process may have been suspended
         with unless_preempted(
             migration.fleet, migration.source_group.target, migration.note, "its pin is not released"
         ):

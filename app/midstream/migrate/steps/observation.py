@@ -15,7 +15,7 @@ from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 
 CHECK_INTERVAL = 2.0  # seconds between two calls of a check
-DAMAGE_TIMEOUT = 60.0  # seconds in contact; an engine that runs replaces a status that a power cut has damaged
+UNSEEN_TIMEOUT = 60.0  # seconds in contact; an engine that runs replaces a status that a power cut has damaged
 
 
 def run_on(migration: Migration, snapshot: Snapshot, host: str) -> RunView | None:
@@ -41,17 +41,29 @@ def _report_step(migration: Migration, host: str) -> None:
             return
 
 
-def _count_damage(migration: Migration, host: str, deadline: Deadline) -> None:
-    """Count the time in which a record of the run on ``host`` cannot be read.
+def _count_unseen(migration: Migration, host: str, deadline: Deadline) -> None:
+    """Count the time in which ``host`` answers and cannot show what is awaited.
+
+    A record of the run there cannot be read, or the attempt is absent that has trained there: its disk was put back.
 
     Raises NeedsOperatorError at the deadline.
     """
-    run = run_on(migration, migration.watch.snapshot(), host)
-    if run is None or not run.damaged:
+    run, plan, facts = run_on(migration, migration.watch.snapshot(), host), migration.plan, migration.journal.facts
+    damaged = run is not None and bool(run.damaged)
+    trained = facts.target_attempt if facts.training_confirmed_at is not None and host == plan.target_host else None
+    shown = run.attempt if run is not None else 0
+    if not damaged and (trained is None or shown >= trained):
         deadline.skip()
-    elif deadline.count():
+    elif deadline.count() and damaged and run is not None:
         raise NeedsOperatorError(
-            describe(run), f"{repair_hint(host, run.run_id)}, then: midstream --continue {migration.plan.migration}"
+            describe(run), f"{repair_hint(host, plan.run_id)}, then: midstream --continue {plan.migration}"
+        )
+    elif deadline.reached:
+        raise NeedsOperatorError(
+            f"{host} shows no attempt {trained} of {plan.run_id}, which has trained there: its copy is an older one, "
+            "restored perhaps, or its disk is not mounted",
+            f"midstream --rollback {plan.migration} --yes gives up the steps of that attempt and goes back to "
+            f"{plan.source}; where its disk is back, midstream --continue {plan.migration} goes on",
         )
 
 
@@ -78,14 +90,14 @@ def wait_for(
 
     Raises:
         MidstreamError: ``timeout`` has passed.
-        NeedsOperatorError: ten times ``timeout`` have passed without contact, or a record of the run there has been
-            unreadable for `DAMAGE_TIMEOUT`: the awaited event may have happened, and cannot be seen.
+        NeedsOperatorError: ten times ``timeout`` have passed without contact. Or a record of the run there was
+            unreadable, or its attempt absent, for `UNSEEN_TIMEOUT`: the awaited event may have happened unseen.
         PreemptedError: the provider of an unreachable target, or of an unreachable source that is not sealed yet,
             reports that it was preempted.
     """
     source, target, watch = migration.source_group, migration.target_group, migration.watch
     provider = provider_of(migration, source if host in source.target.hosts else target)
-    in_contact, out_of_contact, damaged = Deadline(timeout), Deadline(10 * timeout), Deadline(DAMAGE_TIMEOUT)
+    in_contact, out_of_contact, unseen = Deadline(timeout), Deadline(10 * timeout), Deadline(UNSEEN_TIMEOUT)
     reported = False
     checked_at = time.monotonic()
     while not (in_contact.reached or out_of_contact.reached):
@@ -107,14 +119,14 @@ def wait_for(
         if view is not None and view.link == "live":
             in_contact.count()
             out_of_contact.skip()
-            _count_damage(migration, host, damaged)
+            _count_unseen(migration, host, unseen)
             reported = False
             if check is not None and time.monotonic() - checked_at >= CHECK_INTERVAL:
                 check()
                 checked_at = time.monotonic()
             continue
         in_contact.skip()
-        damaged.skip()
+        unseen.skip()
         out_of_contact.count()
         if not reported:
             migration.note(f"{host} does not answer; waiting: losing contact is not losing the run")
