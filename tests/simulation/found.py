@@ -31,6 +31,8 @@ FOUND = (
     _found(3000080, "copied state", "cold", "disk", "66:freeze process:5,68:freeze process:700"),
     # The target's root was restored while its healthy steps were awaited: the migration waited for a week.
     _found(3000180, "liar", "warm", "bucket", "44:snapshot target:60,54:reboot operator"),
+    # A migration of a run that had failed was rolled back, and no line said how to start the run again.
+    _found(0, "guard", "cold", "bucket", "29:crash source:700,44:snapshot target:60,75:crash source:4000"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

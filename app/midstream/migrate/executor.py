@@ -30,6 +30,7 @@ from midstream.migrate.steps.migration import (
     ways_to_continue,
 )
 from midstream.migrate.steps.preemption import provider_of
+from midstream.migrate.steps.rollback_outcome import ran_before
 
 ROLLBACK_REQUESTED = "requested by the user"
 MAX_DISCONNECTS = 12  # in one phase, each within DISCONNECT_WINDOW seconds of the one before
@@ -266,7 +267,8 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
     migration.journal.write("phase", phase=phase_names.ROLLBACK, state=phase_names.DONE)
     message = why if code != Exit.DONE else "rolled back as requested"
     if not_running := migration.journal.facts.not_running:
-        return _result(migration, Exit.NOT_RUNNING, migration_state.ROLLED_BACK, f"{message}; {not_running}")
+        message = f"{message}; {not_running}"
+        code = Exit.NOT_RUNNING if ran_before(migration.plan) else code
     return _result(migration, code, migration_state.ROLLED_BACK, message)
 
 

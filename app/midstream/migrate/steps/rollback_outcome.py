@@ -39,8 +39,8 @@ def join_rollback(migration: Migration) -> None:
 def not_running(migration: Migration) -> str:
     """Return why the run does not run on its source, and the command that starts it.
 
-    Empty if it runs, has finished, or did not run before the migration either. A rollback does not start an engine that
-    it did not stop: one that failed, or exited with its host, may have been stopped for a reason.
+    Empty if it runs or has finished. A rollback does not start an engine that it did not stop: one that failed, or
+    exited with its host, may have been stopped for a reason.
 
     Raises:
         HostError: the source does not answer.
@@ -49,8 +49,7 @@ def not_running(migration: Migration) -> str:
     described = group.describe()
     status = described.status
     state = status.state if status else ""
-    before = plan.route.source_state not in (*records.ENDED, "lost", "unknown")
-    if described.running or not described.attempt or state == records.FINISHED or not before:
+    if described.running or not described.attempt or state == records.FINISHED:
         return ""
     if status is not None and state in records.ENDED:
         why = f"it {state} at step {status.step}{': ' + status.message if status.message else ''}"
@@ -63,6 +62,11 @@ def not_running(migration: Migration) -> str:
         else "at step 0: it has no checkpoint yet"
     )
     return f"{plan.run_id} does not run on {plan.source}: {why}; {_restart_command(plan)} starts it there {start}"
+
+
+def ran_before(plan: Plan) -> bool:
+    """Return whether the run trained on its source when the migration was planned."""
+    return plan.route.source_state not in (*records.ENDED, "lost", "unknown")
 
 
 def _restart_command(plan: Plan) -> str:
