@@ -58,6 +58,13 @@ COMPILED: tuple[dict[str, Any], ...] = (
     {"event": "line", "text": ESTIMATE},
     {"event": "done", "code": 0, "error": "", "seconds": 9.5, "memory": 1000},
 )
+DIVIDED: tuple[dict[str, Any], ...] = (
+    {"event": "progress", "done": 4, "total": 8},
+    {
+        "event": "done", "ranks_before": 4, "ranks": 2, "files": 3, "bytes": 8, "digests": [["fp32", "ab" * 32]],
+        "continued": 0,
+    },
+)  # fmt: skip
 COPY_LINES: tuple[dict[str, Any], ...] = (
     {"event": "listening", "port": 7, "addresses": ["127.0.0.1"]},
     {"event": "present", "objects": ["arrays/a"]},
@@ -101,6 +108,7 @@ WAYS: Mapping[str, Way] = {
     "conda tool": Way(("machine.conda_environments.find",), ("conda tool",)),
     "conda build": Way(("machine.conda_environments.build",), ("conda build",), BUILT),
     "estimate": Way(("machine.compilation.estimate",), ("estimate",), COMPILED),
+    "divide": Way(("driver.reshard.program.divide",), ("divide",), DIVIDED),
     **{
         name: Way((name,), (name,), COPY_LINES)
         for name in (

@@ -24,6 +24,7 @@ from midstream.install.install_progress import InstallProgress
 from midstream.install.reporter import reporter_of
 from midstream.launch import host_links
 from midstream.launch.input_check import RunInputs, check_inputs
+from midstream.operations import reshard
 from midstream.watch import host_log
 from midstream.watch.log_query import LogQuery
 from midstream_core import accelerator_types, records
@@ -44,6 +45,12 @@ SAMPLES: Mapping[str, Any] = {
     "bucket.tree.digests": ["ab" * 32, None],
     "bucket.tree.missing": [["arrays/a", "missing"]],
     "trainers.checkpoint_survey.sizes": [4096, None],
+    "trainers.output_survey.survey_output": {
+        "checkpoints": ["out/step-1"],
+        "metrics": [{"path": "out/a.csv", "source": "csv", "first": 1}],
+        "complete": True,
+    },
+    "trainers.program_help.read_help": {"text": "usage: train.py [--lr LR]", "problem": ""},
     "machine.checks.rehearse": {"code": 0, "output": '{"event": "rehearsal"}', "error": ""},
     "machine.environments.find": {
         "uv": None, "python": "/usr/bin/python3.11", "version": "3.11.7", "machine": "x86_64", "newest": "3.11.7",
@@ -201,6 +208,10 @@ def _read_lines(at: Operator, name: str) -> None:
         process.close()
 
 
+def _divide(at: Operator) -> None:
+    reshard.reshard(at.fleet, at.hosts, "bad:/x", "/y", 2, lambda done, total: None)
+
+
 CALLERS: Mapping[str, Callable[[Operator], object]] = {
     "log page": _page,
     "log search": _search,
@@ -211,6 +222,7 @@ CALLERS: Mapping[str, Callable[[Operator], object]] = {
     "conda tool": _conda_tool,
     "conda build": _conda_build,
     "estimate": _estimate,
+    "divide": _divide,
     "links": lambda at: host_links.all_links([at.bad, at.good], {}),
     "links of good": lambda at: host_links.meet(at.good, [at.bad]),
     "file systems": lambda at: host_links.group_by_file_system([at.bad, at.good]),

@@ -47,7 +47,7 @@ async def test_largest_numbers_of_a_host_are_drawn(size: tuple[int, int]) -> Non
     app = app_over(hostile_fleet(rows))
     async with app.run_test(size=size) as pilot:
         await pilot.press("1")
-        await settle(pilot, lambda: "  util " in screen_text(app))
+        await settle(pilot, lambda: " util inf%" in screen_text(app))
         await pilot.press("2", "enter")
         for axis in AXES:
             await pilot.press("x")

@@ -80,10 +80,10 @@ def test_terminal_demo_migrates_by_keys_and_exits_cleanly(terminal: Terminal, st
     terminal.wait(lambda screen: "3 Migrations 1" in screen, "the fleet")
     terminal.press("3", "Enter")
     terminal.wait(lambda screen: "✓ certified" in screen, "the certificate", ENGINE_TIMEOUT)
-    proof = terminal.wait(lambda screen: re.search(r"sealed at \d+", screen), "the seal, not covered by a toast")
+    proof = terminal.wait(lambda screen: re.search(r"migrated at \d+", screen), "the seal, not covered by a toast")
     for claim in ("state", "data", "reference losses"):
         assert re.search(rf"✓ {claim} +verified", proof), proof
-    sealed = re.search(r"sealed at (\d+)", proof)
+    sealed = re.search(r"migrated at (\d+)", proof)
     assert sealed is not None, proof
     assert int(sealed[1]) > first
     assert max(map(len, proof.splitlines())) <= 80

@@ -182,8 +182,12 @@ class ListScreen(MidstreamScreen):
     # ------------------------------------------------------------------------------------------ order
 
     def action_sort(self) -> None:
-        """Sort by the next column, after the last one in the default order."""
-        names = ["", *dict.fromkeys(column.field for column in self.listing.chosen(self.list_layout.columns))]
+        """Sort by the next column, after the last one in the default order.
+
+        Columns that are not always shown come last.
+        """
+        columns = sorted(self.listing.chosen(self.list_layout.columns), key=lambda column: column.optional)
+        names = ["", *dict.fromkeys(column.field for column in columns)]
         at = names.index(self.list_layout.sort) if self.list_layout.sort in names else 0
         self._sort_by(names[(at + 1) % len(names)], descending=False)
 
