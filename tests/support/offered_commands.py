@@ -15,8 +15,11 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
 
 def commands_in_prose(text: str) -> Iterator[list[str]]:
     """Yield the words of each command within a sentence: it ends where its flags take no further value."""
+    matches = list(_BEGIN.finditer(text))
+    if not matches:  # as in most texts: the parser takes a while to make
+        return
     flags = parser()
-    for match in _BEGIN.finditer(text):
+    for match in matches:
         words: list[str] = []
         values = 0  # that the last flag still takes
         choices: Sequence[str] = ()

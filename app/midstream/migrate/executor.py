@@ -29,7 +29,7 @@ from midstream.migrate.steps.migration import (
     RollbackRequested,
     ways_to_continue,
 )
-from midstream.migrate.steps.preemption import provider_of
+from midstream.migrate.steps.preemption import PreemptedError, provider_of
 from midstream.migrate.steps.rollback_outcome import ran_before
 
 ROLLBACK_REQUESTED = "requested by the user"
@@ -83,7 +83,9 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
                 line = f"{message}; {BEHIND}; midstream --continue {migration.plan.migration} continues it from there"
                 return _result(migration, Exit.INTERRUPTED, migration_state.INTERRUPTED, line)
             certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
-            if trains or (facts.relaunching and (_is_of_this_machine(error) or (certified and _may_go_on(migration)))):
+            # A preempted target is gone, with what it had: only its provider's report says so.
+            failed = certified and not isinstance(error, PreemptedError)
+            if trains or (facts.relaunching and (_is_of_this_machine(error) or (failed and _may_go_on(migration)))):
                 return _result(
                     migration,
                     Exit.INTERRUPTED,
