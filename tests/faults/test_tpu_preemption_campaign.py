@@ -250,7 +250,7 @@ def judged(case: dict[str, Any], code: Exit, move: Migration, run: RunDirectory,
     owner = ("gpu", 3) if sealed else ("gpu", 1)
     assert (fence.owner, fence.epoch) == owner
     assert fence.accepts(fence.epoch, STEP + 1), "the source may commit"
-    assert records.MigrationLock.read_or_none(run.paths.migration_lock) is None, "the lock is released"
+    assert records.MigrationLock.held_or_none(run.paths.migration_lock) is None, "the lock is released"
     if started and worker.unreachable:
         assert ended, "an unreachable worker is no evidence"
         assert reports

@@ -83,7 +83,7 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
                 line = f"{message}; {BEHIND}; midstream --continue {migration.plan.migration} continues it from there"
                 return _result(migration, Exit.INTERRUPTED, migration_state.INTERRUPTED, line)
             certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
-            # A preempted target is gone, with what it had: only its provider's report says so.
+            # A preempted target has lost what it had; its provider reports that.
             failed = certified and not isinstance(error, PreemptedError)
             if trains or (facts.relaunching and (_is_of_this_machine(error) or (failed and _may_go_on(migration)))):
                 return _result(

@@ -212,7 +212,7 @@ def test_guard_restarts_job_on_its_own_cluster(lab: Lab, runs: Callable[..., Run
         lambda run: run.attempt == 2 and (now := run.status()) is not None and now.step > before.step + 5, "trains"
     )
     assert (run.fence.epoch, run.fence.owner) == (1, "cluster"), "a restart is no migration"
-    assert not Path(run.paths.migration_lock).exists()
+    assert records.MigrationLock.held_or_none(run.paths.migration_lock) is None
     rows = run.spliced()
     assert sorted(rows) == list(range(len(rows))), "no step is missing"
     assert run.rows(2)[0]["global_step"] == before.step, "no step is repeated"

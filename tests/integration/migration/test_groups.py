@@ -219,7 +219,8 @@ def test_sealed_group_is_rolled_back(lab: Lab, fleet: Path, runs: Callable[..., 
     assert back.code == 0, (back.stdout, back.stderr)
     assert a.handed_over == b.handed_over
     assert (a.fence.epoch, a.fence.owner) == (3, "pair")
-    assert not any(Path(run.paths.migration_lock).exists() for run in (a, b)), "the lock is released on both hosts"
+    held = [records.MigrationLock.held_or_none(run.paths.migration_lock) for run in (a, b)]
+    assert held == [None, None], "the lock is released on both hosts"
     a.wait(lambda run: bool(run.rows(2)), "a step of the second attempt", 240)
     assert a.rows(2)[0]["global_step"] == sealed
     restored = records.Restore.read(a.paths.attempt(2).restore)
