@@ -211,7 +211,9 @@ def _may_go_on(migration: Migration) -> bool:
 
     Only an answer that shows none says no.
     """
-    plan, sealed = migration.plan, required(migration.journal.facts.sealed, "sealed")
+    plan, sealed = migration.plan, migration.journal.facts.sealed
+    if sealed is None:  # lost with the journal's lines
+        return True
     try:
         newest = newest_of_target(migration)
         attempt = migration.target_group.attempt_of_migration(plan.migration)

@@ -27,6 +27,7 @@ from midstream.migrate.journal.journal import Journal, JournalError
 from midstream.migrate.phases.certify import Certify, NotCertifiedError
 from midstream.migrate.proof import certificate_page
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
+from midstream.migrate.steps.preemption import PreemptedError
 from midstream.watch.watcher import Watcher
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -121,6 +122,25 @@ def test_failure_while_the_target_trains_gives_up_no_steps(
     failing = Step(phase_names.RELAUNCH, raising(MidstreamError("a: no space left on device")))
     assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
     assert "midstream --rollback m --yes goes back to step 7" in migration.directory.view().error
+
+
+def test_failure_with_a_lost_seal_gives_up_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its facts were established again from hosts of which one had lost its seal: nothing shows that none trains."""
+    migration = unsealed(tmp_path)
+    migration.journal.record(Facts(relaunching=True, reestablished_at=1.0))
+    failing = Step(phase_names.RELAUNCH, raising(MidstreamError("a: no space left on device")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
+
+
+def test_preempted_target_is_rolled_back_without_a_question(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its provider reports that what it had is lost: waiting for a user would cost time alone."""
+    migration.journal.record(Facts(relaunching=True, target_attempt=2))
+    monkeypatch.setattr(executor, "_may_go_on", lambda _: True)  # it does not answer
+    failing = Step(phase_names.CERTIFY, raising(PreemptedError("b was preempted")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
+    assert migration.directory.view().state == migration_state.ROLLED_BACK
 
 
 @pytest.mark.parametrize(
