@@ -1,6 +1,7 @@
 """A checkpoint of the engine, open for export.
 
-It has counters, settings, and its arrays on demand. Imported checkpoints are the engine's own. Arrays are views of mapped files: memory has what is read.
+It has counters, settings, and its arrays on demand. Imported checkpoints are the engine's own. Arrays are views of
+mapped files: memory has what is read.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ MOMENTS = (EXP_AVG, EXP_AVG_SQ)
 class ExportedParameter:
     """A parameter with the arrays of its optimizer.
 
-    Axes and shape are those of one layer. ``arrays`` has the stored arrays by prefix: ``MASTER``, and of Adam ``EXP_AVG`` and ``EXP_AVG_SQ``.
+    Axes and shape are those of one layer. ``arrays`` has the stored arrays by prefix: ``MASTER``, and of Adam
+    ``EXP_AVG`` and ``EXP_AVG_SQ``.
     """
 
     name: str  # after ``model/``: blocks/stacked/mlp/up/weight

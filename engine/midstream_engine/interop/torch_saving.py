@@ -1,4 +1,7 @@
-"""Files as ``torch.save`` writes them: plain values and tensors. Memory has one tensor."""
+"""Files as ``torch.save`` writes them: plain values and tensors.
+
+Memory has one tensor.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 
 
 def save(path: str, value: object) -> None:
-    """Write ``value`` so that ``torch.load`` returns it, with its default of ``weights_only``.
+    """Write ``value`` so that ``torch.load`` returns it.
+
+    Its default of ``weights_only`` reads it too.
 
     Args:
         path: The file. Its stem is the name of the folder in the archive, as with torch.
@@ -50,7 +55,10 @@ def save(path: str, value: object) -> None:
 
 
 def _node(value: object, tensors: list[Outgoing], nodes: dict[int, Value]) -> Value:
-    """Return the node of a value; ``tensors`` gets its tensors in the order of their storages."""
+    """Return the node of a value.
+
+    ``tensors`` gets its tensors, in the order of their storages.
+    """
     if not isinstance(value, (Mapping, list, tuple, Outgoing)):
         return value
     if id(value) not in nodes:
