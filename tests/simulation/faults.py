@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from simulation.cooperative import SCHEDULER
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
+from simulation.scheduler import SCHEDULER
 from simulation.world import PAIR, World
 
 LINK = ("request lost", "answer lost")

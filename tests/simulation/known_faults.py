@@ -19,7 +19,7 @@ from midstream_core.records import process_identity
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_host.runs import attempts, ownership, run_state
 from simulation import copies, engine
-from simulation.machines import replace_everywhere
+from simulation.operating_system import replace_everywhere
 
 KNOWN: dict[str, Callable[[], None]] = {}
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 
-from simulation.cooperative import REAL_CLOCK
 from simulation.known_faults import KNOWN
 from simulation.machines import REAL_EXIT
 from simulation.runner import children_seconds, fork_schedule, single_faults
+from simulation.scheduler import REAL_CLOCK
 from simulation.schedules import Schedule
 from simulation.shrink import broken_invariant, replay_flags
 

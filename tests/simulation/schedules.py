@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 
-from simulation import buckets, engine, faults, hints, invariants, operators
-from simulation.cooperative import SCHEDULER, EndlessWaitError
+from simulation import buckets, faults, hints, invariants, operators
+from simulation.history import HISTORY
 from simulation.invariants import ANY
+from simulation.scheduler import SCHEDULER, EndlessWaitError
 from simulation.world import CLAIMED, RUN, World, records
 
 MODES = ("cold", "warm", "live")
@@ -77,7 +78,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     dice = random.Random(f"schedule {schedule.seed}")
     schedule = schedule.drawn(dice)
     SCHEDULER.reset(schedule.seed)
-    engine.HISTORY.clear()
+    HISTORY.clear()
     outcome = Outcome(schedule)
     bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
     world = World(directory, schedule.seed, bucket, target="pair" if schedule.place == GROUP else "two")
@@ -93,9 +94,9 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
             operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
-        if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.HISTORY.commits):
+        if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
-        invariants.check_commits(engine.HISTORY.commits, consents)
+        invariants.check_commits(HISTORY.commits, consents)
         invariants.check_certificates(world)
         invariants.check_outcomes(world)
         invariants.check_other(world)

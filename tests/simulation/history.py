@@ -1,0 +1,56 @@
+"""Commits, starts and seals that really happened: what invariants judge by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from simulation import groups
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One accepted save, in the order in which engines made them."""
+
+    time: float
+    run: str
+    machine: str
+    attempt: int
+    epoch: int
+    start: int
+    step: int
+    restored: int
+    pid: int
+    root_digest: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of an engine that may commit."""
+
+    machine: str
+    epoch: int
+    start: int
+    restored: int
+
+
+@dataclass
+class History:
+    """Events that really happened. No program under test reads them."""
+
+    commits: list[Commit] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    training: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # process -> (epoch, start)
+    seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
+    doubles: list[str] = field(default_factory=list)  # second processes of an attempt that was running
+
+    def clear(self) -> None:
+        """Forget everything."""
+        groups.ATTEMPTS.clear()
+        self.commits.clear()
+        self.starts.clear()
+        self.training.clear()
+        self.seals.clear()
+        self.doubles.clear()
+
+
+HISTORY = History()
