@@ -92,6 +92,7 @@ def _stop(
     """
     plan, source, attempt = migration.plan, migration.source, described.attempt
     sealing = plan.checkpoint == "now"
+    agreement = migration.journal.facts.agreement
     command = records.Command(
         records.STOP,
         epoch=plan.epoch if sealing else plan.source_epoch,
@@ -99,6 +100,7 @@ def _stop(
         migration=plan.migration,
         step=at,
         checkpoint=None if sealing or plan.trainer is None else plan.checkpoint,
+        last_step_numbers=sealing and agreement is not None and agreement.last_step_numbers,
     )
     if migration.journal.facts.sealing_attempt != attempt or migration.journal.facts.stop_sequence is None:
         migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
