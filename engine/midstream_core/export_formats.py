@@ -1,4 +1,4 @@
-"""Formats to which a run's checkpoint is exported: the choices of `--as`, and of the converter's `--to`."""
+"""Formats of exports: the choices of `--as`, and of the converter's `--to`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Export of a checkpoint: each format has a writer in a room of its own, ``<format>/exporter.py``."""
+"""Export of a checkpoint by the writer of a format.
+
+Each is in a room of its own: ``<format>/exporter.py``.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that a writer names to the user, and a line for each thing that differs or has to be set there."""
+    """The result of an export.
+
+    ``files`` are named to the user. ``notes``: a line for each thing that differs, or has to be set there.
+    """
 
     files: list[str]
     notes: list[str] = field(default_factory=list[str])
