@@ -39,6 +39,7 @@ _CONSENT = (
     "--restart",
     "--migrate",
     "--guard",
+    "--continue",
     "--rollback",
     "--repair",
     "--delete",
@@ -306,7 +307,10 @@ def _add_recover(flags: FlagParser) -> None:
         help="save and stop the runs that train there, before their slice is deleted",
     )  # fmt: skip
     recover.flag(
-        "--yes", of=_CONSENT, action="store_true", help="agree to the loss, price, deletion or program that is named"
+        "--yes",
+        of=_CONSENT,
+        action="store_true",
+        help="agree to what is named: a loss, price, deletion, program or missing evidence",
     )
 
 

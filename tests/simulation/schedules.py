@@ -96,7 +96,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
             outcome.story += strikes.struck
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
-        invariants.check_commits(HISTORY.commits, consents)
+        invariants.check_commits(world, HISTORY.commits, consents)
         invariants.check_certificates(world)
         invariants.check_outcomes(world)
         invariants.check_other(world)
