@@ -444,6 +444,8 @@ class Engine:
         reader = FenceReader(self.paths, self.status)
         self.status.update(state=records.TRAINING, step=self._step)
         key = (self._process.machine.name, self._process.pid)
+        running = self._process.machine.processes
+        HISTORY.doubles += [f"{key} beside {other}" for other in HISTORY.training if other[0] == key[0] and other[1] in running]
         HISTORY.training[key] = (self.attempt.epoch, self.attempt.start)
         HISTORY.starts.append(Start(self._process.machine.name, self.attempt.epoch, self.attempt.start, self._restored))
         saved_at = time.monotonic()
@@ -525,6 +527,10 @@ class Engine:
             )  # fmt: skip
         self.status.update(checkpoint=name, root_digest=digest)
         self.status.update(state=records.TRAINING)
+        strike, self._process.after_save = self._process.after_save, None
+        if strike is not None:
+            strike()
+            SCHEDULER.park(0.0)
 
     def _stop(self, command: records.Command | None, metrics: MetricsFile) -> bool:
         self.status.update(state=records.STOPPING, step=self._step)

@@ -12,10 +12,10 @@ from typing import Any
 from midstream.migrate import executor, journal_recovery, migration_process
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
+from midstream.ownership.judgement import Judgement
 from midstream.watch import known_owners
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
-from midstream_core.records import process_identity
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_host.runs import attempts, ownership, run_state
 from simulation import copies, engine
@@ -31,20 +31,10 @@ def known(put_back: Callable[[], None]) -> Callable[[], None]:
 
 @known
 def any_fence_accepts() -> None:
-    """A commit did not look at the fence."""
+    """A commit did not look at the fence, and no engine looked at it between two updates."""
     replace_everywhere(save_fence.check, lambda *_: None)
     save_fence.check = lambda *_, **__: None  # type: ignore[assignment]
-
-
-@known
-def boot_id_as_proof() -> None:
-    """A process of another boot id counted as ended: a second engine started on a shared root."""
-
-    def has_ended(process: records.ProcessIdentity, seen: float) -> bool:
-        del seen
-        return not process_identity.is_running(process)
-
-    replace_everywhere(process_identity.has_ended, has_ended)
+    FenceReader.epoch = lambda self: 0  # type: ignore[method-assign]
 
 
 @known
@@ -217,11 +207,7 @@ def migration_lock_is_shared() -> None:
 @known
 def largest_epoch_is_believed() -> None:
     """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
-    from midstream.watch.snapshot import Snapshot
-
-    Snapshot.believed = lambda self, run_id: sorted(  # type: ignore[method-assign]
-        (run for run in self.runs if run.run_id == run_id), key=lambda run: -run.epoch
-    )
+    Judgement.signed = property(lambda self: False)  # type: ignore[method-assign, assignment]
 
 
 @known

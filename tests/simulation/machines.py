@@ -164,7 +164,8 @@ class SimulatedProcess:
         self.handlers: dict[int, Any] = {}
         self.ended = Event()
         self.exit_code: int | None = None
-        self.frozen = False
+        self.held: list[Task] | None = None  # tasks that became ready while it is frozen; None: it is not
+        self.after_save: Callable[[], None] | None = None  # of an engine: strikes once, after its next save
         self.tasks: list[Task] = []
         self._locks: set[int] = set()  # descriptors that it holds a lock on
         machine.processes[self.pid] = self

@@ -34,7 +34,7 @@ from midstream_core.attempt import status_file
 from midstream_core.object_store import open_bucket
 from midstream_host.machine import accelerators, checks, environments, gauges, inventory
 from midstream_host.runs import process_start, record_repair, slurm
-from simulation import buckets, copies, engine, groups, hardware, links, machines, pace
+from simulation import buckets, clusters, copies, engine, groups, hardware, links, machines, pace
 from simulation.cooperative import SCHEDULER
 from simulation.disks import Disk
 from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
@@ -55,7 +55,8 @@ class World:
     directory: str
     seed: int = 0
     bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
-    target: str = "two"  # of migrations: a host, or the group of `PAIR`
+    target: str = "two"  # of migrations: a host, the group of `PAIR`, or the cluster
+    cluster: clusters.Cluster | None = None
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
@@ -71,7 +72,9 @@ class World:
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", *HOSTS):
+        if self.target == clusters.TARGET:
+            self.cluster = clusters.Cluster(self)
+        for name in ("operator", *HOSTS, *(clusters.NODES[1:] if self.cluster else ())):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -92,11 +95,20 @@ class World:
             for entry in hosts.values():
                 entry["store"] = "all"
         fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
+        if self.cluster is not None:
+            fleet["targets"][clusters.TARGET] = {"type": "slurm", "host": clusters.LOGIN, "sbatch": ["--nodes=1"]}
         Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         _WORLD.append(self)
 
+    @property
+    def behind_target(self) -> tuple[str, ...]:
+        """Machines of the target, the one that has its root first."""
+        if self.cluster is not None:
+            return clusters.LOGIN, *clusters.NODES
+        return PAIR if self.target == "pair" else (self.target,)
+
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in (*PAIR, *clusters.NODES) else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
         return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
@@ -431,6 +443,7 @@ def install() -> None:
     replace_everywhere(inventory.collect, dict)
     replace_everywhere(record_repair._engines, _engines)
     replace_everywhere(slurm.query_in_background, lambda: None)
+    clusters.install(lambda: _WORLD[-1].cluster)
     stub = Path(__file__).parent / "package"
     replace_everywhere(bundle.packages_directory, lambda: stub)
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
