@@ -17,8 +17,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from midstream_host.runs import slurm, slurm_commands
-from simulation.cooperative import BEGIN, SCHEDULER
-from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
+from simulation.machines import Machine, SimulatedProcess, present
+from simulation.operating_system import replace_everywhere
+from simulation.scheduler import BEGIN, SCHEDULER
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -260,8 +261,11 @@ class Cluster:
         if "--completion" in words:
             return 1, "", "sacct: error: Slurm job completion is not properly configured\n"
         job = self.jobs.get(int(words[words.index("--jobs") + 1]))
-        known = [entry for entry in (job.history if job else ()) if entry[0] + self._lag <= SCHEDULER.now]
-        last = {start: "REQUEUED" if state == "COMPLETING" else state for _, start, state in known}
+        last = {
+            start: "PREEMPTED" if state == "COMPLETING" else state
+            for at, start, state in (job.history if job else ())
+            if at + (self._lag if start else 0.0) <= SCHEDULER.now  # a requeued job's next start is recorded late
+        }
         return 0, "".join(f"{state}|0:0\n" for state in last.values()), ""
 
     def _scancel(self, words: list[str]) -> tuple[int, str, str]:

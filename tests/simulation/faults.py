@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simulation.clusters import Cluster
-from simulation.cooperative import SCHEDULER
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
+from simulation.scheduler import SCHEDULER
 from simulation.world import World
 
 LINK = ("request lost", "answer lost")
@@ -23,8 +23,20 @@ KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "c
          "cut bucket")  # fmt: skip
 # Drawn more often: what fewer schedules have seen.
 WEIGHTED = (*KINDS, *("crash source", "crash target", "reboot operator", "snapshot source", "snapshot target") * 2)
+LATER = " later"  # a fault that strikes some time after its call
+DELAY = 100.0  # seconds
+FURTHER = ("kill engine later", "crash target later", "crash source later")
 # Of places with a cluster.
-CLUSTER = ("requeue jobs", "preempt jobs", "lose nodes", "lose nodes after save", "hang controller", "busy controller")
+CLUSTER = (
+    "requeue jobs",
+    "preempt jobs",
+    "requeue jobs later",
+    "preempt jobs later",
+    "lose nodes",
+    "lose nodes after save",
+    "hang controller",
+    "busy controller",
+)
 LASTING = ("crash", "cut", "freeze", "fill", "snapshot", "lose", "hang", "busy")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
@@ -88,6 +100,9 @@ class Strikes:
                 answer = fault.kind
             elif fault.kind == "kill process after":
                 self._after.append(lambda process=call.process: process and process.kill())
+            elif fault.kind.endswith(LATER):
+                now = replace(fault, kind=fault.kind.removesuffix(LATER))
+                _later(DELAY, lambda now=now, call=call: self._strike(now, call))
             else:
                 self._strike(fault, call)
         return answer
@@ -146,12 +161,8 @@ class Strikes:
                 p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")
             ]:
                 engine.kill()
-        elif kind in CLUSTER and world.cluster is not None:
-            _strike_cluster(world.cluster, fault)
-        elif kind == "keep state":
-            keep_state(world)
-        elif kind == "restore state":
-            restore_state(world)
+        else:
+            _strike_records(world, fault)
 
     def _restore(self, machine: Machine, kept: str) -> None:
         """Put an earlier copy of a machine's root back, as a restored snapshot does."""
@@ -164,6 +175,15 @@ class Strikes:
         lost = machine.crash()
         if lost:
             self.struck.append(f"{SCHEDULER.now:.1f} {machine.name}: {lost}")
+
+
+def _strike_records(world: World, fault: Fault) -> None:
+    if fault.kind == "keep state":
+        keep_state(world)
+    elif fault.kind == "restore state":
+        restore_state(world)
+    elif fault.kind in CLUSTER and world.cluster is not None:
+        _strike_cluster(world.cluster, fault)
 
 
 def _strike_cluster(cluster: Cluster, fault: Fault) -> None:

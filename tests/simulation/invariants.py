@@ -6,8 +6,8 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-from simulation import clusters, engine
-from simulation.engine import Commit
+from simulation import clusters
+from simulation.history import HISTORY, Commit
 from simulation.world import PAIR, World
 
 ANY = -1  # consent to go back to whatever was sealed
@@ -23,8 +23,8 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
     A start commits only while no newer start has committed, each start continues the newest commit before it, and no
     step is committed twice. ``consents``: steps to which a user has agreed to go back.
     """
-    if engine.HISTORY.doubles:
-        raise BrokenError(f"two engines on one machine: {engine.HISTORY.doubles}")
+    if HISTORY.doubles:
+        raise BrokenError(f"two engines at one time: {HISTORY.doubles}")
     for before, after in pairwise(commits):
         if (after.epoch, after.start) < (before.epoch, before.start):
             raise BrokenError(f"an older start has committed after a newer one: {before} {after}")
@@ -42,7 +42,7 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
 
 
 def _sealed(commit: Commit) -> bool:
-    return any(entry[4] == commit.restored for entry in engine.HISTORY.seals)
+    return any(entry[4] == commit.restored for entry in HISTORY.seals)
 
 
 def check_certificates(world: World, state: str = "state") -> None:
@@ -52,10 +52,10 @@ def check_certificates(world: World, state: str = "state") -> None:
         if not certificate["valid"]:
             continue
         step, digest = certificate["step"], certificate["root_digest"]
-        saved = [commit for commit in engine.HISTORY.commits if commit.step == step]
+        saved = [commit for commit in HISTORY.commits if commit.step == step]
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
-        begun = [start for start in engine.HISTORY.starts if start.epoch == certificate["epoch"]]
+        begun = [start for start in HISTORY.starts if start.epoch == certificate["epoch"]]
         first = {"pair": PAIR[:1], clusters.TARGET: clusters.NODES}.get(certificate["target"], (certificate["target"],))
         if not any(start.machine in first and start.restored == step for start in begun):
             raise BrokenError(f"{path} certifies step {step} on {certificate['target']}, and there began only {begun}")
@@ -83,7 +83,7 @@ def check_other(world: World) -> None:
 
 def check_accepted(world: World, owner: str) -> None:
     """Check that the owner has the newest commit, and accepts it."""
-    commits = engine.HISTORY.commits
+    commits = HISTORY.commits
     if not commits:
         return
     fence = world.fence(owner)

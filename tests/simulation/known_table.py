@@ -11,10 +11,10 @@ from itertools import count
 from pathlib import Path
 
 from simulation import faults
-from simulation.cooperative import REAL_CLOCK
 from simulation.known_faults import KNOWN
 from simulation.machines import REAL_EXIT
 from simulation.runner import children_seconds, fork_schedule
+from simulation.scheduler import REAL_CLOCK
 from simulation.schedules import CALLS, CLUSTER, Schedule
 from simulation.shrink import broken_invariant, replay_flags
 
@@ -61,21 +61,32 @@ class Search:
         return given or "all"
 
 
+REQUEUED_BY_SLURM = Search("patient", "cold", CLUSTER, ("requeue jobs later", "preempt jobs later"))
 REQUEUED = Search("patient", "cold", CLUSTER, ("lose nodes", "lose nodes after save"))
 COPIED = Search("copied state", "cold", "disk", ("freeze process", "kill process after", "kill process"))
 SEARCHES = {
     "any_fence_accepts": REQUEUED,
     "superseded_start_goes_on": REQUEUED,
-    "older_checkpoint_is_restored": Search("patient", "cold", CLUSTER, ("requeue jobs", "preempt jobs")),
+    "older_checkpoint_is_restored": REQUEUED_BY_SLURM,
     "retention_of_a_former_start": REQUEUED,
     "start_numbers_do_not_rise": REQUEUED,
     "present_attempt_is_not_adopted": Search("migrate", "cold", "disk", ("kill process after", "kill after line")),
     "start_is_repeated": Search("migrate", "cold", "disk", ("answer lost",)),
-    "relaunch_runs_once": Search("patient", "cold", "disk", ("kill engine", "crash target")),
+    "relaunch_runs_once": Search("patient", "cold", "disk", ("kill engine later", "crash target later")),
     "lost_contact_rolls_back": Search("migrate", "cold", "disk", ("cut target",)),
     "standby_is_taken_for_the_run": Search("migrate", "warm", "disk", ("kill process after", "kill after line")),
     "fence_is_not_durable": Search("migrate", "cold", "disk", ("crash source", "crash target")),
     "run_passes_on_unnoticed": COPIED,
+    "own_full_disk_rolls_back": Search("patient", "cold", "disk", ("fill operator",)),
+    "failure_gives_up_steps": Search("patient", "cold", "disk", ("cut source",)),
+    "late_command_seals": COPIED,
+    "released_lock_is_acquired": COPIED,
+    "sealed_checkpoint_is_pruned": Search("patient", "warm", "bucket", ("fill operator", "crash target")),
+    "earlier_fence_is_left": Search("roll back", "cold", "bucket", ("snapshot source",)),
+    "silent_controller_ends_jobs": Search("patient", "cold", CLUSTER, ("hang controller",)),
+    "accounting_comes_first": REQUEUED_BY_SLURM,
+    "job_is_submitted_twice": Search("migrate", "cold", CLUSTER, ("hang controller",)),
+    "requeued_job_has_ended": REQUEUED_BY_SLURM,
     "migration_lock_is_shared": Search("two at once"),
     "rollback_leaves_nothing_running": Search("roll back"),
     "rollback_leaves_target": Search("roll back"),

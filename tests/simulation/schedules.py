@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 
-from simulation import buckets, clusters, engine, faults, hints, invariants, operators
-from simulation.cooperative import SCHEDULER, EndlessWaitError
+from simulation import buckets, clusters, faults, hints, invariants, operators
+from simulation.history import HISTORY
 from simulation.invariants import ANY
+from simulation.scheduler import SCHEDULER, EndlessWaitError
 from simulation.world import CLAIMED, RUN, World, records
 
 MODES = ("cold", "warm", "live")
@@ -58,6 +59,8 @@ class Schedule:
         scenario = other.choice(FURTHER) if other.random() < 0.2 else scenario
         if (self.place or place) == CLUSTER:
             struck = faults.draw(other, CALLS[mode], kinds=(*faults.WEIGHTED, *faults.CLUSTER * 4))
+        elif (self.scenario or scenario) in FURTHER:
+            struck = faults.draw(other, CALLS[mode], kinds=(*faults.WEIGHTED, *faults.FURTHER * 4))
         given = self.faults if self.faults is not None else tuple(struck)
         mode, place = self.mode or mode, self.place or place
         mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
@@ -86,7 +89,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     dice = random.Random(f"schedule {schedule.seed}")
     schedule = schedule.drawn(dice)
     SCHEDULER.reset(schedule.seed)
-    engine.HISTORY.clear()
+    HISTORY.clear()
     outcome = Outcome(schedule)
     bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
     world = World(directory, schedule.seed, bucket, target=TARGETS.get(schedule.place, "two"))
@@ -104,9 +107,9 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
             operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
-        if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in engine.HISTORY.commits):
+        if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
-        invariants.check_commits(engine.HISTORY.commits, consents)
+        invariants.check_commits(HISTORY.commits, consents)
         invariants.check_certificates(world)
         invariants.check_outcomes(world)
         invariants.check_other(world)
@@ -120,7 +123,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     outcome.story += [
         f"$ midstream {words}\n  exit {code}: {hints.last_message(text)[:600]}" for words, code, text in world.said
     ]
-    outcome.story.append(f"trains on {world.trains()}")
+    outcome.story.append(f"trains on {world.trains()} after {outcome.calls} calls")
     return outcome
 
 
