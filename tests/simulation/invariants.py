@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+from simulation import clusters
 from simulation.history import HISTORY, Commit
 from simulation.world import PAIR, World
 
@@ -23,7 +24,7 @@ def check_commits(world: World, commits: list[Commit], consents: list[int]) -> N
     step is committed twice. ``consents``: steps to which a user has agreed to go back.
     """
     if HISTORY.doubles:
-        raise BrokenError(f"a running attempt was started again: {HISTORY.doubles}")
+        raise BrokenError(f"two engines at one time: {HISTORY.doubles}")
     for before, after in pairwise(commits):
         if (after.epoch, after.start) < (before.epoch, before.start):
             raise BrokenError(f"an older start has committed after a newer one: {before} {after}")
@@ -60,8 +61,8 @@ def check_certificates(world: World, state: str = "state") -> None:
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
         begun = [start for start in HISTORY.starts if start.epoch == certificate["epoch"]]
-        first = PAIR[0] if certificate["target"] == "pair" else certificate["target"]
-        if not any((start.machine, start.restored) == (first, step) for start in begun):
+        first = {"pair": PAIR[:1], clusters.TARGET: clusters.NODES}.get(certificate["target"], (certificate["target"],))
+        if not any(start.machine in first and start.restored == step for start in begun):
             raise BrokenError(f"{path} certifies step {step} on {certificate['target']}, and there began only {begun}")
 
 
@@ -69,6 +70,13 @@ def check_outcomes(world: World) -> None:
     """Check that no migration ended as completed while another machine owned the run."""
     if world.completed:
         raise BrokenError("; ".join(world.completed))
+
+
+def check_completed(world: World) -> None:
+    """Check that a migration that nothing has disturbed has moved the run."""
+    words, code, text = world.said[-1]
+    if code or not set(world.trains()) <= set(world.behind_target):
+        raise BrokenError(f"nothing failed, and {words} ended with exit code {code}: {text.strip()[-300:]}")
 
 
 def check_other(world: World) -> None:

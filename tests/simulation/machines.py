@@ -157,12 +157,16 @@ class SimulatedProcess:
         self.handlers: dict[int, Any] = {}
         self.ended = Event()
         self.exit_code: int | None = None
-        self.frozen = False
+        self.held: list[Task] | None = None  # tasks that became ready while it is frozen; None: it is not
+        self.after_save: Callable[[], None] | None = None  # of an engine: strikes once, after its next save
         self.tasks: list[Task] = []
         self._locks: set[int] = set()  # descriptors that it holds a lock on
         machine.processes[self.pid] = self
         self._run = run
         self.start_task(self._main, name)
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.machine.name} (pid {self.pid})"
 
     def start_task(self, run: Callable[[], object], name: str) -> Task:
         """Start a thread of this process."""

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from midstream_core import records
-from simulation import buckets, checkpoints, engine, groups, links
+from simulation import buckets, checkpoints, clusters, engine, groups, links
 from simulation.disks import Disk
 from simulation.history import HISTORY, Commit
 from simulation.machines import Machine, SimulatedProcess
@@ -39,7 +39,8 @@ class World:
     directory: str
     seed: int = 0
     bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
-    target: str = "two"  # of migrations: a host, or the group of `PAIR`
+    target: str = "two"  # of migrations: a host, the group of `PAIR`, or the cluster
+    cluster: clusters.Cluster | None = None
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
@@ -55,7 +56,9 @@ class World:
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", *HOSTS):
+        if self.target == clusters.TARGET:
+            self.cluster = clusters.Cluster(self)
+        for name in ("operator", *HOSTS, *(clusters.NODES[1:] if self.cluster else ())):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -76,11 +79,20 @@ class World:
             for entry in hosts.values():
                 entry["store"] = "all"
         fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
+        if self.cluster is not None:
+            fleet["targets"][clusters.TARGET] = {"type": "slurm", "host": clusters.LOGIN, "sbatch": ["--nodes=1"]}
         Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         WORLDS.append(self)
 
+    @property
+    def behind_target(self) -> tuple[str, ...]:
+        """Machines of the target, the one that has its root first."""
+        if self.cluster is not None:
+            return clusters.LOGIN, *clusters.NODES
+        return PAIR if self.target == "pair" else (self.target,)
+
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in (*PAIR, *clusters.NODES) else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
         return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
@@ -212,7 +224,7 @@ class World:
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [name for name, pid in HISTORY.training if pid in self.machines[name].processes]
+        return [process.machine.name for process in HISTORY.training if process.exit_code is None]
 
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
