@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
+from midstream.checkpoint_flags import add_checkpoints
 from midstream.errors import MEANINGS
 from midstream.flag_parser import SCREEN, FlagParser, PrintAndExit, number
 from midstream.migrate.modes.registry import MODES as MIGRATION_MODES
@@ -29,7 +30,6 @@ EXAMPLES = (
     ("midstream --report webtext report.html", "a page to show others"),
     ("midstream --stop webtext", "save and stop"),
 )
-EXPORT_FORMATS = ("huggingface",)
 SHELLS = ("bash", "zsh", "fish")
 AXES = ("step", "tokens", "time")
 _OF_PLOT = ("metric", "x_axis", "x_range", "y_range", "log_x", "log_y", "smoothing")
@@ -39,6 +39,7 @@ _CONSENT = (
     "--restart",
     "--migrate",
     "--guard",
+    "--continue",
     "--rollback",
     "--repair",
     "--delete",
@@ -58,7 +59,7 @@ def parser() -> FlagParser:
     _add_train(result)
     _add_migrate(result)
     _add_recover(result)
-    _add_checkpoints(result)
+    add_checkpoints(result)
     _add_screen(result)
     _add_common(result)
     return result
@@ -306,50 +307,11 @@ def _add_recover(flags: FlagParser) -> None:
         help="save and stop the runs that train there, before their slice is deleted",
     )  # fmt: skip
     recover.flag(
-        "--yes", of=_CONSENT, action="store_true", help="agree to the loss, price, deletion or program that is named"
+        "--yes",
+        of=_CONSENT,
+        action="store_true",
+        help="agree to what is named: a loss, price, deletion, program or missing evidence",
     )
-
-
-def _add_checkpoints(flags: FlagParser) -> None:
-    checkpoints = flags.section("checkpoints")
-    checkpoints.mode(
-        "--checkpoints", metavar="RUN", nargs="?", const="", completes="checkpoints",
-        help="list the checkpoints of a run or of all runs, or the arrays of a CHECKPOINT",
-    )  # fmt: skip
-    checkpoints.flag(
-        "--tree", of=("--checkpoints",), action="store_true", help="show the arrays of the newest checkpoint"
-    )
-    checkpoints.mode(
-        "--verify", metavar="CHECKPOINT", completes="checkpoints",
-        help="verify a checkpoint (directory, HOST:PATH, gs://, s3://, RUN) or a MIGRATION again",
-    )  # fmt: skip
-    checkpoints.flag("--deep", of=("--verify", "--checkpoints"), action="store_true", help="decode every array")
-    checkpoints.mode(
-        "--diff",
-        metavar=("A", "B"),
-        nargs=2,
-        completes="checkpoints",
-        help="compare two checkpoints by their manifests",
-    )
-
-    checkpoints.mode(
-        "--export", metavar="RUN[@STEP]", needs=("--as", "--output"), completes="runs",
-        help="export a checkpoint of a run, the newest or that of a step, for another program",
-    )  # fmt: skip
-    checkpoints.flag(
-        "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
-    )
-    checkpoints.mode(
-        "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",
-        help="divide a checkpoint of DeepSpeed over another number of processes",
-    )  # fmt: skip
-    checkpoints.flag(
-        "--processes", of=("--reshard",), type=number, metavar="N", help="all processes that will load the checkpoint"
-    )
-    checkpoints.flag(
-        "--output", of=("--export", "--reshard"), metavar="PATH|HOST:PATH", completes="files",
-        help="the directory to create, on the host that has the run or the checkpoint",
-    )  # fmt: skip
 
 
 def _add_screen(flags: FlagParser) -> None:

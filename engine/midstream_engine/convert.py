@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError
+from midstream_core.export_formats import EXPORT_FORMATS
 from midstream_core.object_store.urls import in_bucket
 from midstream_engine.interruption import interruptible
 
@@ -49,10 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kind = options.source or recognise(source)
         if kind == options.to:
             raise EngineError(f"{source} is {kind} already (hint: --to names the format to convert to)")
+        if options.to != "midstream" and kind != "midstream":
+            raise EngineError(f"{source} is {kind}: --to {options.to} needs --to midstream first")
         if kind != "neox" and (options.gqa_layout or options.rms_epsilon):
             raise EngineError(f"{source} is {kind}: --gqa-layout and --rms-epsilon go with checkpoints of neox")
         as_run = kind in _RUNS or (kind == "huggingface" and options.run_id)
-        line = _run(kind, source, final, options) if as_run else _model(kind, source, final, options)
+        if options.to != "midstream":
+            line = _export(source, final, options)
+        else:
+            line = _run(kind, source, final, options) if as_run else _model(source, final, options)
     except (EngineError, ConfigError, CheckpointError, records.RecordError, OSError) as error:
         print(f"midstream: {' '.join(str(error).split())}", file=sys.stderr)
         return records.EXIT_FAILED
@@ -136,8 +142,7 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
             bar.show,
         )
         bar.close()
-    for note in made.notes:
-        print(f"note: {note}", file=sys.stderr)
+    _print_notes(made.notes)
     if options.run_id:
         root = os.path.abspath(os.path.expanduser(options.root or os.environ.get("MIDSTREAM_ROOT") or "~/.midstream"))
         paths = import_run.place_in_root(made, final, root, options.run_id)
@@ -149,31 +154,46 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
     )
 
 
-def _model(kind: str, source: str, final: str, options: argparse.Namespace) -> str:
-    """Convert a model without its optimizer; return the line for stdout."""
+def _model(source: str, final: str, options: argparse.Namespace) -> str:
+    """Import a model without an optimizer; return the line for stdout."""
+    with _partial(final) as partial, _quiet():
+        from midstream_engine.interop.huggingface import importer
+
+        manifest, notes = importer.import_model(source, partial, final, options.cast_parameters)
+    _print_notes(notes)
+    return f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{importer.CONFIG}"
+
+
+def _export(source: str, final: str, options: argparse.Namespace) -> str:
+    """Export a checkpoint of the engine; return the line for stdout."""
+    with _partial(final) as partial, _quiet():
+        from midstream_engine.interop import exported_run, exporters
+
+        run = exported_run.open_run(source, options.vocab_size, options.tokenizer)
+        chosen = exporters.ExportOptions(options.dtype, options.max_shard_size)
+        written = exporters.exporter_of(options.to).export(run, partial, chosen)
+    _print_notes(written.notes)
+    return f"{final}: {', '.join(written.files)}"
+
+
+@contextlib.contextmanager
+def _partial(final: str) -> Iterator[str]:
+    """Context manager: a directory that is renamed to ``final``, or removed."""
     # Hosts that share the directory may have the same process ids.
     partial = f"{final}.partial-{secrets.token_hex(8)}"
     os.makedirs(partial)
     try:
-        with _quiet():
-            from midstream_engine.interop.huggingface import exporter, importer
-        if kind == "huggingface":
-            manifest, notes = importer.import_model(source, partial, final, options.cast_parameters)
-            for note in notes:
-                print(f"note: {note}", file=sys.stderr)
-            line = f"{final}: root digest {manifest.root_digest}; start with --config_path {final}/{importer.CONFIG}"
-        else:
-            files = exporter.export_model(
-                source, partial, vocab_size=options.vocab_size, tokenizer=options.tokenizer,
-                dtype=options.dtype, largest=options.max_shard_size,
-            )  # fmt: skip
-            line = f"{final}: {', '.join(files)}"
+        yield partial
         if os.path.isdir(final):
             os.rmdir(final)
         os.rename(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return line
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 class _Bar:
@@ -213,7 +233,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("dst", metavar="DST", help="the directory to create")
     kinds = ("neox", "levanter", "huggingface", "midstream")
     parser.add_argument("--from", dest="source", choices=kinds, help="format of SRC; default: detected")
-    parser.add_argument("--to", choices=("midstream", "huggingface"), default="midstream")
+    parser.add_argument("--to", choices=("midstream", *EXPORT_FORMATS), default="midstream")
     parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: the "
                         "present path of a dataset or token cache; once for each, in the run's order")  # fmt: skip
     parser.add_argument("--without-data", action="store_true", help="from neox, levanter: leave the data out")
@@ -244,6 +264,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":
         parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
+    if options.dtype != "float32" and options.to != "huggingface":
+        parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")
     if options.cast_parameters and options.to != "midstream":
         parser.error("--cast-parameters goes with --to midstream (hint: --dtype is the type of an export)")
     return options

@@ -37,8 +37,8 @@ from midstream_engine.computation.train_state import TrainState, abstract_state,
 from midstream_engine.config import load_config
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.convert import main
+from midstream_engine.interop.exported_run import newest_checkpoint
 from midstream_engine.interop.huggingface.configuration import from_huggingface
-from midstream_engine.interop.huggingface.exporter import newest_checkpoint
 from midstream_engine.interop.tensor_files import read_tensors
 from midstream_engine.optim.optimizer import build_optimizer
 from midstream_engine.optim.schedule import learning_rate

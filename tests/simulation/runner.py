@@ -20,10 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 
-from simulation import faults
-from simulation import world as worlds
-from simulation.cooperative import REAL_CLOCK
+from simulation import faults, installation
 from simulation.machines import REAL_EXIT
+from simulation.scheduler import REAL_CLOCK
 from simulation.schedules import CALLS, GROUP, MODES, Outcome, Schedule, run_schedule
 from simulation.shrink import DRAWN, TRIALS, broken_invariant, read_faults, replay_command, shrink
 
@@ -215,7 +214,7 @@ def main() -> int:
     if options.seed is not None:
         first, end, options.show = options.seed, options.seed + 1, True
     directory = tempfile.mkdtemp(prefix="midstream-simulation-", dir="/dev/shm") + "/world"
-    worlds.install()
+    installation.install()
     warm(directory)
     if options.known:
         from simulation.known_faults import KNOWN

@@ -155,11 +155,9 @@ def judge_launch(
 
 def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:
     """Return the owner's first host with an earlier fence, and what that shows."""
-    epoch = 0 if judgement.head is None else judgement.head.epoch
     for copy in copies:
-        fence = copy.fence
-        if fence is not None and copy.host in judgement.owner_hosts and 0 < fence.epoch < epoch:
-            return copy.host, f"ownership {fence.epoch}, {fence.owner}"
+        if copy.fence is not None and judgement.has_earlier_fence(copy.host, copy.fence):
+            return copy.host, f"ownership {copy.fence.epoch}, {copy.fence.owner}"
     return ()
 
 

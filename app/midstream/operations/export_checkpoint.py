@@ -30,7 +30,7 @@ class ExportRequest:
 
     run: RunView
     checkpoint: str
-    form: str  # one of `flags.EXPORT_FORMATS`
+    form: str  # one of `EXPORT_FORMATS`
     output: HostPath
 
 

@@ -71,6 +71,14 @@ class Judgement:
         """Return the standing of the copy on a host."""
         return self.standings.get(host, Standing(FORMER if self.signed else UNSIGNED))
 
+    def has_earlier_fence(self, host: str, fence: records.Fence | None) -> bool:
+        """Return whether an owner's host shows a fence from before its ownership.
+
+        It is an earlier copy, restored perhaps.
+        """
+        earlier = self.head is not None and fence is not None and 0 < fence.epoch < self.head.epoch
+        return earlier and host in self.owner_hosts
+
     def foreign(self, host: str) -> str:
         """Return why the records that a host shows prove nothing.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
-from midstream.printable import printable
 from midstream.tui.target_choice import TargetChoice, TargetMissingError
 
 if TYPE_CHECKING:
@@ -90,26 +88,17 @@ class Actions:
         Raises:
             MidstreamError: It cannot be created, or the step of the run ``run_id`` cannot fit it.
         """
-        from midstream.compare.slice_fit import require_fit
-        from midstream.compare.subject import of_run_named
-        from midstream.operations.create_target import PODS, create_target
+        from midstream.tui.target_choice import create
 
-        def report(line: str) -> None:
-            print(printable(line), file=sys.stderr, flush=True)
-
-        fleet, hosts = self._fleet, self._hosts
-        if run_id and missing.price_class != PODS:
-            require_fit(hosts, missing.target, lambda: of_run_named(hosts, run_id, ()), report)
-        create_target(fleet, missing, report)
+        create(self._hosts, missing, run_id)
 
     def estimates(
         self, run: RunView, names: str, report: Reporter, cancel: Event
     ) -> Iterator[Baseline | ComparisonRow]:
         """Yield an estimate of a run for each of ``names``, by compiling for it.
 
-        ``names`` are those of accelerators or targets.
-
-        ``report`` gets the progress. Once ``cancel`` is set compiling ends, with an error.
+        ``names`` are those of accelerators or targets. ``report`` gets the progress. Once ``cancel`` is set compiling
+        ends, with an error.
         """
         from midstream.compare.subject import of_run
         from midstream.operations.compare import CompareRequest, compare
@@ -239,10 +228,11 @@ class Actions:
         self.end_hold(migration)
         migration_process.refuse_late_rollback(migration)
 
-    def continue_(self, migration: str) -> None:
+    def continue_(self, migration: str, *, agreed: bool = False) -> None:
+        """Continue a migration; ``agreed``: without evidence that was shown as missing."""
         from midstream.migrate import migration_process
 
-        migration_process.continue_(migration)
+        migration_process.continue_(migration, agreed=agreed)
 
     def configs(self) -> tuple[str, ...]:
         """Return the configs of this directory, and those that midstream ships."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from midstream.errors import MidstreamError
+from midstream.printable import printable
 
 if TYPE_CHECKING:
+    from midstream.hosts.host_pool import HostPool
     from midstream.operations.create_target import CreatableTarget
     from midstream.watch.snapshot import RunView
 
@@ -38,3 +41,21 @@ class TargetMissingError(MidstreamError):
     def __init__(self, missing: CreatableTarget) -> None:
         super().__init__(missing.state or f"{missing.target} does not exist")
         self.missing = missing
+
+
+def create(hosts: HostPool, missing: CreatableTarget, run_id: str) -> None:
+    """Create a target and wait until it is ready; print to the terminal.
+
+    Raises:
+        MidstreamError: It cannot be created, or the step of the run ``run_id`` cannot fit it.
+    """
+    from midstream.compare.slice_fit import require_fit
+    from midstream.compare.subject import of_run_named
+    from midstream.operations.create_target import PODS, create_target
+
+    def report(line: str) -> None:
+        print(printable(line), file=sys.stderr, flush=True)
+
+    if run_id and missing.price_class != PODS:
+        require_fit(hosts, missing.target, lambda: of_run_named(hosts, run_id, ()), report)
+    create_target(hosts.fleet, missing, report)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, cast
 
 from midstream_core import records, restricted_pickle
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue
 from midstream_core.restricted_pickle import Record
-from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_archive import PlainValues, TorchArchive
 
 METADATA_LIMIT = 32 << 20  # bytes

@@ -13,9 +13,9 @@ import zlib
 from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple, cast
 
 from midstream_core import records, restricted_pickle
+from midstream_core.format_error import FormatError
 from midstream_core.restricted_pickle import SCALARS, Global, Record, Vocabulary, items_of
 from midstream_core.torch_members import members_of
-from midstream_host.formats.errors import FormatError
 
 DIRECTORY_LIMIT = 64 << 20  # bytes of an archive's directory: about half a million members
 PICKLE_LIMIT = 64 << 20  # bytes of the pickle, which has no tensor's numbers

@@ -96,7 +96,7 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
 def _behind(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> str:
     """Return in words that the owner's fence is an earlier copy; empty if not."""
     head, fence = gathered.judgement.head, host_evidence.fence
-    if head is None or fence is None or host not in gathered.judgement.owner_hosts or not 0 < fence.epoch < head.epoch:
+    if head is None or fence is None or not gathered.judgement.has_earlier_fence(host, fence):
         return ""
     return f"it is an earlier copy (ownership {fence.epoch}), and a signed record says {head.owner} ({head.epoch})"
 

@@ -15,7 +15,6 @@ from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.prepared_calls import PreparedCalls
 from midstream.migrate.host_group import HostGroup, target_of
-from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.plan import Plan
@@ -72,6 +71,7 @@ class Migration:
     chain_before: records.OwnershipChain | None = None  # signed records before the seal, read before the downtime
     # When the source has permitted this process to start the target: by the wall clock, and by the monotonic one.
     start_allowed_at: tuple[float, float] | None = None
+    agreed: bool = False  # the user goes on without the evidence that the shown certificate lacks
     target_closed: bool = False  # by this process: no other one can start the target any more
     clock: StageClock = field(init=False, repr=False)
     source_group: HostGroup = field(init=False, repr=False)
@@ -172,11 +172,12 @@ class Migration:
 
 
 def ways_to_continue(migration: Migration) -> str:
-    """Return the commands to choose from once the run is certified on its target."""
-    plan, sealed = migration.plan, required(migration.journal.facts.sealed, "sealed")
+    """Return the commands to choose from once the run may have trained on its target."""
+    plan, sealed = migration.plan, migration.journal.facts.sealed
+    place = f"to step {sealed.step} on {plan.source}" if sealed is not None else f"to {plan.source}"
     return (
         f"midstream --continue {plan.migration} starts it there again, "
-        f"midstream --rollback {plan.migration} --yes goes back to step {sealed.step} on {plan.source}"
+        f"midstream --rollback {plan.migration} --yes goes back {place}"
     )
 
 

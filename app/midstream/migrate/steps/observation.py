@@ -8,6 +8,7 @@ from collections.abc import Callable
 from midstream.errors import MidstreamError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.rpc.result_checks import repair_hint
+from midstream.migrate.journal.migration_view import lost_attempt
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.migrate.steps.preemption import provider_of
 from midstream.watch.damaged_runs import describe
@@ -49,21 +50,20 @@ def _count_unseen(migration: Migration, host: str, deadline: Deadline) -> None:
     Raises NeedsOperatorError at the deadline.
     """
     run, plan, facts = run_on(migration, migration.watch.snapshot(), host), migration.plan, migration.journal.facts
-    damaged = run is not None and bool(run.damaged)
-    trained = facts.target_attempt if facts.training_confirmed_at is not None and host == plan.target_host else None
-    shown = run.attempt if run is not None else 0
-    if not damaged and (trained is None or shown >= trained):
+    has_trained = facts.training_confirmed_at is not None and host == plan.target_host
+    lost = lost_attempt(plan, facts, range(run.attempt + 1 if run is not None else 0)) if has_trained else ""
+    damaged = run is not None and run.damaged
+    if not damaged and not lost:
         deadline.skip()
-    elif deadline.count() and damaged and run is not None:
+    elif deadline.count() and run is not None and damaged:
         raise NeedsOperatorError(
             describe(run), f"{repair_hint(host, plan.run_id)}, then: midstream --continue {plan.migration}"
         )
     elif deadline.reached:
         raise NeedsOperatorError(
-            f"{host} shows no attempt {trained} of {plan.run_id}, which has trained there: its copy is an older one, "
-            "restored perhaps, or its disk is not mounted",
-            f"midstream --rollback {plan.migration} --yes gives up the steps of that attempt and goes back to "
-            f"{plan.source}; where its disk is back, midstream --continue {plan.migration} goes on",
+            lost,
+            f"midstream --rollback {plan.migration} --yes accepts it and goes back to {plan.source}; where the disk is "
+            f"back, midstream --continue {plan.migration} goes on",
         )
 
 

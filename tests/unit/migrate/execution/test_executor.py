@@ -24,9 +24,10 @@ from midstream.migrate.journal import migration_directory, migration_state, phas
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal, JournalError
-from midstream.migrate.phases.certify import Certify, NotCertifiedError
+from midstream.migrate.phases.certify import Certify, NotCertifiedError, NotProvenError
 from midstream.migrate.proof import certificate_page
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
+from midstream.migrate.steps.preemption import PreemptedError
 from midstream.watch.watcher import Watcher
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -62,6 +63,9 @@ def migration(tmp_path: Path) -> Migration:
     """Create a migration that is sealed at step 7."""
     made = unsealed(tmp_path)
     made.journal.record(Facts(sealed=SEALED))
+    paths = made.source_paths
+    ownership.acquire(root=paths.root, run_id="r", migration="m", epoch=2, owner="b", seconds=60.0)
+    ownership.seal(root=paths.root, run_id="r", epoch=2, owner="b", sealed_step=7, migration="m")
     return made
 
 
@@ -123,6 +127,25 @@ def test_failure_while_the_target_trains_gives_up_no_steps(
     assert "midstream --rollback m --yes goes back to step 7" in migration.directory.view().error
 
 
+def test_failure_with_a_lost_seal_gives_up_no_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its facts were established again from hosts of which one had lost its seal: nothing shows that none trains."""
+    migration = unsealed(tmp_path)
+    migration.journal.record(Facts(relaunching=True, reestablished_at=1.0))
+    failing = Step(phase_names.RELAUNCH, raising(MidstreamError("a: no space left on device")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
+
+
+def test_preempted_target_is_rolled_back_without_a_question(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its provider reports that what it had is lost: waiting for a user would cost time alone."""
+    migration.journal.record(Facts(relaunching=True, target_attempt=2))
+    monkeypatch.setattr(executor, "_may_go_on", lambda _: True)  # it does not answer
+    failing = Step(phase_names.CERTIFY, raising(PreemptedError("b was preempted")))
+    assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
+    assert migration.directory.view().state == migration_state.ROLLED_BACK
+
+
 @pytest.mark.parametrize(
     "error", [MidstreamError("the disk is full"), NeedsOperatorError("no contact", "--continue m")]
 )
@@ -182,6 +205,18 @@ def test_failed_certificate_has_its_exit_code(migration: Migration, monkeypatch:
     )
     assert executor.execute(migration) == Exit.NOT_CERTIFIED, "it has ended; a later process gets the same code"
     assert executor.execute(migration, rollback=True) == Exit.NOT_CERTIFIED
+
+
+def test_missing_evidence_gives_up_no_step(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its user goes on without it; where the target shows that it has done nothing, the source continues."""
+    migration.journal.record(Facts(relaunching=True))
+    shows: list[bool] = [True]
+    monkeypatch.setattr(executor, "_may_go_on", lambda _: shows.pop())
+    step = Step(phase_names.CERTIFY, raising(*(NotProvenError("data", "midstream --continue m --yes") for _ in "ab")))
+    assert carry_out(migration, monkeypatch, step) == Exit.INTERRUPTED
+    assert "midstream --continue m --yes" in migration.directory.view().error
+    shows.append(False)
+    assert carry_out(migration, monkeypatch, step) == Exit.NOT_CERTIFIED
 
 
 def test_unexpected_error_is_one_line_and_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +312,7 @@ def test_rollback_reports_that_nothing_is_running(tmp_path: Path, monkeypatch: p
 
 def test_incomplete_rollback_continues_with_first_reason(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = Path(migration.source_paths.dir, "migration_lock.json")
+    before = lock.read_text()
     lock.write_text("{partial")
     assert (
         carry_out(migration, monkeypatch, Step(phase_names.CERTIFY, raising(NotCertifiedError("failed"))))
@@ -286,7 +322,7 @@ def test_incomplete_rollback_continues_with_first_reason(migration: Migration, m
     assert view.state == migration_state.ROLLBACK_INCOMPLETE
     assert "migration_lock.json" in view.error
     assert "midstream --continue m continues the rollback" in view.error
-    lock.unlink()
+    lock.write_text(before)
     forward = Step(phase_names.CUTOVER)
     assert carry_out(migration, monkeypatch, forward) == Exit.NOT_CERTIFIED
     assert (migration.directory.view().error, forward.runs) == ("failed", 0)

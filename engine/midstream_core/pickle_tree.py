@@ -1,7 +1,7 @@
 """Trees of what pickles would make, to change and to write again.
 
 Nothing is looked up or called: a global is a name, a call is a node with its arguments. A tree keeps all that a
-pickle has, where `midstream_core.restricted_pickle` leaves out what nobody reads. Standard library only; Python 3.8.
+pickle has, where `midstream_core.restricted_pickle` leaves out what is not read. Standard library only; Python 3.8.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import pickletools
 import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from midstream_core.format_error import FormatError
 from midstream_core.restricted_pickle import MAX_OPERATIONS, Global
-from midstream_host.formats.errors import FormatError
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = frozenset([

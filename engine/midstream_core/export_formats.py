@@ -1,0 +1,10 @@
+"""Formats of exports: the choices of `--as`, and of the converter's `--to`."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+# What an export has, by the format's name. Its writer is ``midstream_engine/interop/<name>/exporter.py``.
+EXPORT_FORMATS: Dict[str, str] = {
+    "huggingface": "the weights of a model",
+}
