@@ -16,6 +16,7 @@ from midstream.migrate.steps import ownership_records, source_return, target_clo
 from midstream.ownership.judgement import Judgement
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
+from midstream_engine.checkpoint.saving import retention
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands, slurm_submission
 from simulation import clusters, copies
@@ -143,7 +144,11 @@ def engine_ignores_command_to_restore() -> None:
 
 @known
 def older_checkpoint_is_restored() -> None:
-    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since."""
+    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since.
+
+    Of a run that keeps its checkpoints: else retention has removed that one.
+    """
+    replace_everywhere(retention.to_delete, lambda *_, **__: [])
     EngineProcess._origin = lambda self, command: (  # type: ignore[method-assign]
         command.checkpoint if command and command.checkpoint else _first_checkpoint(self)
     )
@@ -217,16 +222,12 @@ def relaunch_runs_once() -> None:
 @known
 def pins_are_ignored() -> None:
     """Retention deleted the checkpoint that a migration was copying."""
-    from midstream_engine.checkpoint.saving import retention
-
     replace_everywhere(retention.read_pins, lambda paths, now: set())
 
 
 @known
 def retention_of_a_former_start() -> None:
     """A superseded start deleted the checkpoints of the newer one."""
-    from midstream_engine.checkpoint.saving import retention
-
     real = retention.to_delete
     replace_everywhere(real, lambda policy, saved, fence, pinned, own=None: real(policy, saved, None, pinned, None))
 

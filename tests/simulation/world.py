@@ -46,6 +46,7 @@ class World:
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     troubled: bool = False  # whether a machine or link failed when the newest command ended
+    restored: bool = False  # whether a root was put back
     journal_lines: int = 0
     other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
     completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
@@ -158,6 +159,7 @@ class World:
 
     def restore_root(self, host: str, kept: str) -> int:
         """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        self.restored = True
         shutil.rmtree(self.root(host), ignore_errors=True)
         if os.path.isdir(kept):
             shutil.copytree(kept, self.root(host))
