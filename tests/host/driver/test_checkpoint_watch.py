@@ -356,7 +356,7 @@ def test_number_of_the_last_step_counts_one_more_from_then_on(watched: Watched) 
     watched.poll(settle=True)
     watched.write(49)
     newest = watched.poll(settle=True)
-    assert watched.steps == [24, 25, 50]
+    assert watched.steps == [25, 50], "of the newest two, the first under its other number"
     assert newest is not None
     assert records.checkpoint_state(watched.paths.checkpoint(newest.name))["added"] == 1
     assert recorded_checkpoints.added_to_numbers(watched.paths) == 1, "the next start begins with it"
