@@ -46,6 +46,7 @@ class World:
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     troubled: bool = False  # whether a machine or link failed when the newest command ended
+    struck: list[str] = field(default_factory=list)  # faults that have happened
     restored: bool = False  # whether a root was put back
     journal_lines: int = 0
     other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
