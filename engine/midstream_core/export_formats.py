@@ -7,4 +7,5 @@ from typing import Dict
 # What an export has, by the format's name. Its writer is ``midstream_engine/interop/<name>/exporter.py``.
 EXPORT_FORMATS: Dict[str, str] = {
     "huggingface": "the weights of a model",
+    "huggingface-trainer": "a checkpoint that transformers' Trainer resumes",
 }
