@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+from midstream_core.format_error import FormatError
 from midstream_core.restricted_pickle import Global
-from midstream_host.formats.errors import FormatError
 from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, Step, Value, is_call, items_of
 
 WIDTHS = {

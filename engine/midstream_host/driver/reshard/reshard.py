@@ -16,11 +16,11 @@ import threading
 from typing import Callable, Dict, Generator, List, NamedTuple, Optional
 
 from midstream_core import records
+from midstream_core.format_error import FormatError
 from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
 from midstream_host.driver.reshard.errors import ReshardError
 from midstream_host.driver.reshard.new_files import NewFile, new_files
 from midstream_host.driver.reshard.segments import BLOCK, Archive
-from midstream_host.formats.errors import FormatError
 from midstream_host.formats.torch_writer import write_archive
 
 LATEST = "latest"
