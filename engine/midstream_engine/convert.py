@@ -178,7 +178,9 @@ def _export(source: str, final: str, options: argparse.Namespace) -> str:
         from midstream_engine.interop import exported_run, exporters
 
         run = exported_run.open_run(source, options.vocab_size, options.tokenizer)
-        chosen = exporters.ExportOptions(options.dtype, options.max_shard_size)
+        chosen = exporters.ExportOptions(
+            options.dtype, options.max_shard_size, options.processes, options.pipe_parallel_size
+        )
         written = exporters.exporter_of(options.to).export(run, partial, chosen)
     _print_notes(written.notes)
     return f"{final}: {', '.join(written.files)}"
@@ -259,6 +261,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
                         "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="to neox, deepspeed: data-parallel "
+                        "processes that load it")  # fmt: skip
+    parser.add_argument("--pipe-parallel-size", type=int, choices=(0, 1), default=1, help="to neox: 1, with a file for "
+                        "each layer, or 0")  # fmt: skip
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
     parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: directory of the tokenizer's files")
@@ -273,6 +279,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":
         parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
+    if options.processes != 1 and options.to not in ("neox", "deepspeed"):
+        parser.error("--processes goes with --to neox and --to deepspeed")
+    if options.pipe_parallel_size != 1 and options.to != "neox":
+        parser.error("--pipe-parallel-size goes with --to neox")
     if options.dtype != "float32" and options.to != "huggingface":
         parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")
     if options.cast_parameters and options.to != "midstream":

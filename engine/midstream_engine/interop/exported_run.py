@@ -1,6 +1,7 @@
-"""A checkpoint of the engine, open for export: counters, settings, and its arrays on demand.
+"""A checkpoint of the engine, open for export.
 
-Imported checkpoints are the engine's own. Arrays are views of mapped files: memory has what is read.
+It has counters, settings, and its arrays on demand. Imported checkpoints are the engine's own. Arrays are views of
+mapped files: memory has what is read.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ MOMENTS = (EXP_AVG, EXP_AVG_SQ)
 
 @dataclass(frozen=True)
 class ExportedParameter:
-    """A parameter with the arrays of its optimizer; axes and shape are those of one layer.
+    """A parameter with the arrays of its optimizer.
 
-    ``arrays`` has the stored arrays by prefix: ``MASTER``, and of Adam ``EXP_AVG`` and ``EXP_AVG_SQ``.
+    Axes and shape are those of one layer. ``arrays`` has the stored arrays by prefix: ``MASTER``, and of Adam
+    ``EXP_AVG`` and ``EXP_AVG_SQ``.
     """
 
     name: str  # after ``model/``: blocks/stacked/mlp/up/weight
@@ -69,10 +71,10 @@ class ExportedParameter:
 
         ``kind``: a prefix in ``arrays``.
         """
-        wanted = full_box(self.shape) if box is None else box
+        region = full_box(self.shape) if box is None else box
         if self.layers is None:
-            return self.arrays[kind].part(wanted)
-        return self.arrays[kind].part(((layer, layer + 1), *wanted))[0]
+            return self.arrays[kind].part(region)
+        return self.arrays[kind].part(((layer, layer + 1), *region))[0]
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,11 @@ class ExportedRun:
         return abstract_state(initializer(config, self.vocab_size, optimizer, policy_of(config))).model
 
     def _parameter(self, name: str, decays: bool) -> ExportedParameter:
-        found = {kind: self.arrays[kind + name] for kind in (MASTER, *MOMENTS) if kind + name in self.arrays}
-        array = found[MASTER]
+        stored = {kind: self.arrays[kind + name] for kind in (MASTER, *MOMENTS) if kind + name in self.arrays}
+        array = stored[MASTER]
         layers = array.shape[0] if array.axes[:1] and array.axes[0] in STACKED else None
         inner = slice(0 if layers is None else 1, None)
-        return ExportedParameter(name, array.axes[inner], array.shape[inner], layers, decays, found)
+        return ExportedParameter(name, array.axes[inner], array.shape[inner], layers, decays, stored)
 
 
 def open_run(source: str, vocab_size: int | None = None, tokenizer: str | None = None) -> ExportedRun:

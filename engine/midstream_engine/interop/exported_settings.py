@@ -1,4 +1,4 @@
-"""What an export refuses: an update, rates or batches that the other format cannot have."""
+"""Refusals of exports: updates, rates or batches that another format cannot have."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def check_rates(run: ExportedRun, program: str, theirs: Callable[[int], float]) 
         ConversionError: One differs by more than rounding.
     """
     ours = rate_of(run)
-    left = run.config.trainer.num_train_steps - run.step
-    for count in range(run.schedule_count, run.schedule_count + left):
+    remaining = run.config.trainer.num_train_steps - run.step
+    for count in range(run.schedule_count, run.schedule_count + remaining):
         here, there = ours(count), theirs(count)
         if abs(here - there) > _CLOSE * max(abs(here), abs(there)):
             raise ConversionError(
@@ -86,7 +86,10 @@ def batch_of(run: ExportedRun, program: str) -> int:
 
 
 def widened(run: ExportedRun) -> list[str]:
-    """Return a line if parameters or moments are stored in less than float32, which an export in it continues."""
+    """Return a line if parameters or moments are stored in less than float32.
+
+    The export has the same numbers in float32.
+    """
     stored = {kind: {run.arrays[kind + name].dtype for name in run.parameters} for kind in (MASTER, *MOMENTS)}
     narrow = [
         f"{what} ({', '.join(sorted(dtypes))})"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream_core import dcp_metadata
+from midstream_core import dcp_metadata, pickle_tree, pickle_writer
 from midstream_core.format_error import FormatError
 from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
@@ -23,7 +23,7 @@ from midstream_engine.convert import main
 from midstream_engine.interop.torch_dcp.configuration import rate_factor, translate, warmup_of
 from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
 from midstream_engine.interop.torch_dcp.names import fused, present_name, unfused
-from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
+from midstream_host.formats import torch_tree
 from support.imports import imported_runs
 from support.paths import FIXTURES
 
