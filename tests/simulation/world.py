@@ -163,7 +163,7 @@ class World:
             shutil.copytree(kept, self.root(host))
         commits, count = HISTORY.commits, 0
         while commits and not any(self._has(name, commits[-1]) for name in self.machines):
-            commits.pop()
+            HISTORY.lost.append(commits.pop())
             count += 1
         return count
 
