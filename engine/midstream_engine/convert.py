@@ -23,6 +23,7 @@ from midstream_core.object_store.urls import in_bucket
 from midstream_engine.interruption import interruptible
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 _RUNS = ("neox", "levanter")
 FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise EngineError(f"{source} is {kind}: --to {options.to} needs --to midstream first")
         if kind != "neox" and (options.gqa_layout or options.rms_epsilon):
             raise EngineError(f"{source} is {kind}: --gqa-layout and --rms-epsilon go with checkpoints of neox")
-        as_run = kind in _RUNS or (kind == "huggingface" and options.run_id)
+        trained = kind == "huggingface" and _of_trainer(source) and not options.without_optimizer
+        as_run = kind in _RUNS or trained or (kind == "huggingface" and options.run_id)
         if options.to != "midstream":
             line = _export(source, final, options)
         else:
@@ -66,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(final + FETCHED)
     print(line)
     return records.EXIT_DONE
+
+
+def _of_trainer(source: str) -> bool:
+    """Return whether a model directory has a file of transformers' Trainer."""
+    return any(os.path.exists(os.path.join(source, name)) for name in TRAINER_FILES)
 
 
 def _local(options: argparse.Namespace, final: str) -> str:
@@ -126,8 +133,10 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
             adopted = open_neox(source, Choices(options.gqa_layout, options.rms_epsilon))
         elif kind == "huggingface":
             from midstream_engine.interop.huggingface.run_import import open_model
+            from midstream_engine.interop.huggingface_trainer.importer import open_trainer
 
-            adopted = open_model(source, options.overrides, options.cast_parameters)
+            opened = open_model if options.without_optimizer or not _of_trainer(source) else open_trainer
+            adopted = opened(source, options.overrides, options.cast_parameters)
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
@@ -170,7 +179,9 @@ def _export(source: str, final: str, options: argparse.Namespace) -> str:
         from midstream_engine.interop import exported_run, exporters
 
         run = exported_run.open_run(source, options.vocab_size, options.tokenizer)
-        chosen = exporters.ExportOptions(options.dtype, options.max_shard_size)
+        chosen = exporters.ExportOptions(
+            options.dtype, options.max_shard_size, options.processes, options.pipe_parallel_size
+        )
         written = exporters.exporter_of(options.to).export(run, partial, chosen)
     _print_notes(written.notes)
     return f"{final}: {', '.join(written.files)}"
@@ -237,6 +248,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: the "
                         "present path of a dataset or token cache; once for each, in the run's order")  # fmt: skip
     parser.add_argument("--without-data", action="store_true", help="from neox, levanter: leave the data out")
+    parser.add_argument("--without-optimizer", action="store_true", help="from huggingface: import a checkpoint of "
+                        "transformers' Trainer as a model at step 0")  # fmt: skip
     parser.add_argument("--without-reference-losses", action="store_true", help="from neox, levanter: do not measure "
                         "the losses of the next batch (needs the model in memory)")  # fmt: skip
     parser.add_argument("--gqa-layout", choices=("interleaved", "blocked"), help="from neox: rows of grouped queries, "
@@ -250,6 +263,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
                         "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="to neox, deepspeed: data-parallel "
+                        "processes that load it")  # fmt: skip
+    parser.add_argument("--pipe-parallel-size", type=int, choices=(0, 1), default=1, help="to neox: 1, with a file for "
+                        "each layer, or 0")  # fmt: skip
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
     parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: directory of the tokenizer's files")
@@ -264,6 +281,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":
         parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
+    if options.processes != 1 and options.to not in ("neox", "deepspeed"):
+        parser.error("--processes goes with --to neox and --to deepspeed")
+    if options.pipe_parallel_size != 1 and options.to != "neox":
+        parser.error("--pipe-parallel-size goes with --to neox")
     if options.dtype != "float32" and options.to != "huggingface":
         parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")
     if options.cast_parameters and options.to != "midstream":

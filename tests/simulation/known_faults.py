@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from midstream.errors import MidstreamError
 from midstream.migrate import executor, journal_recovery, migration_process
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
-from midstream.ownership.judgement import Judgement
+from midstream.ownership.judgement import UNSIGNED, Judgement, Standing
+from midstream.ownership.owner_judge import OwnerJudge
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
+from midstream_engine.checkpoint.saving import retention
 from midstream_engine.loop.fence_reader import FenceReader
 from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands, slurm_submission
 from simulation import clusters, copies
@@ -143,7 +146,11 @@ def engine_ignores_command_to_restore() -> None:
 
 @known
 def older_checkpoint_is_restored() -> None:
-    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since."""
+    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since.
+
+    Of a run that keeps its checkpoints: else retention has removed that one.
+    """
+    replace_everywhere(retention.to_delete, lambda *_, **__: [])
     EngineProcess._origin = lambda self, command: (  # type: ignore[method-assign]
         command.checkpoint if command and command.checkpoint else _first_checkpoint(self)
     )
@@ -205,7 +212,9 @@ def migration_lock_is_shared() -> None:
 @known
 def largest_epoch_is_believed() -> None:
     """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
-    Judgement.signed = property(lambda self: False)  # type: ignore[method-assign, assignment]
+    OwnerJudge.judge = lambda self, run_id, copies: Judgement(  # type: ignore[method-assign]
+        run_id, None, {copy.host: Standing(UNSIGNED) for copy in copies}
+    )
 
 
 @known
@@ -217,16 +226,12 @@ def relaunch_runs_once() -> None:
 @known
 def pins_are_ignored() -> None:
     """Retention deleted the checkpoint that a migration was copying."""
-    from midstream_engine.checkpoint.saving import retention
-
     replace_everywhere(retention.read_pins, lambda paths, now: set())
 
 
 @known
 def retention_of_a_former_start() -> None:
     """A superseded start deleted the checkpoints of the newer one."""
-    from midstream_engine.checkpoint.saving import retention
-
     real = retention.to_delete
     replace_everywhere(real, lambda policy, saved, fence, pinned, own=None: real(policy, saved, None, pinned, None))
 
@@ -269,7 +274,7 @@ def own_full_disk_rolls_back() -> None:
 def failure_gives_up_steps() -> None:
     """A source that was away for five seconds after the target had started gave up the target's steps."""
     replace_everywhere(executor._may_go_on, lambda migration: False)
-    replace_everywhere(executor._contact_lost, lambda migration, phase, error: error)
+    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  no connection is told from the others
 
 
 @known

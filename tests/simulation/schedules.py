@@ -80,6 +80,7 @@ class Outcome:
     schedule: Schedule
     story: list[str] = field(default_factory=list)
     broken: str = ""
+    struck: int = 0  # faults that happened
     virtual: float = 0.0
     calls: int = 0
 
@@ -107,6 +108,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
             operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
+            outcome.struck = len(strikes.struck)
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
         invariants.check_commits(world, HISTORY.commits, consents)
@@ -187,6 +189,5 @@ def _claim(world: World, name: str) -> None:
     else:
         shutil.copy(world.paths("one").store_file, paths.store_file)
     records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
-    status = world.status("one")
-    assert status is not None
-    replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))
+    if (status := world.status("one")) is not None:  # a power cut has not torn it
+        replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

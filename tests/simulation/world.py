@@ -46,6 +46,8 @@ class World:
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     troubled: bool = False  # the newest command ended while a machine or link failed, or the run trained
+    struck: list[str] = field(default_factory=list)  # faults that have happened
+    restored: bool = False  # whether a root was put back
     journal_lines: int = 0
     other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
     completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
@@ -158,6 +160,7 @@ class World:
 
     def restore_root(self, host: str, kept: str) -> int:
         """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        self.restored = True
         shutil.rmtree(self.root(host), ignore_errors=True)
         if os.path.isdir(kept):
             shutil.copytree(kept, self.root(host))
@@ -211,13 +214,18 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says."""
+        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
             return None
-        found = [records.Status.read_or_none(self.paths(host).attempt(number).status(0)) for number in numbers]
-        return next((status for status in reversed(found) if status is not None), None)
+        for number in reversed(numbers):
+            try:
+                if status := records.Status.read_or_none(self.paths(host).attempt(number).status(0)):
+                    return status
+            except records.DamagedRecordError:
+                return None
+        return None
 
     def fence(self, host: str) -> records.Fence | None:
         return records.Fence.read_or_none(self.paths(host).fence)

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def label(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print the label of a run, after the changes that the flags ask for; ``--undo`` takes the last one back."""
+    """Print the label of a run, after the changes that the flags ask for.
+
+    ``--undo`` takes the last one back.
+    """
     changes = {name: getattr(options, name) for name in ("name", "tags", "note") if getattr(options, name) is not None}
     if options.undo:
         if options.label or changes:

@@ -1,4 +1,7 @@
-"""Search in a log: words that a line must have, and must not have. Screens and flags read it alike."""
+"""Search in a log: words that a line must have, and must not have.
+
+Screens and flags read it alike.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ class LogQuery:
     @property
     def marked(self) -> list[str]:
         """Texts that a match shows."""
-        return [part for word in self.words for part in log_pages.alternatives(word)]
+        return [text for word in self.words for text in log_pages.alternatives(word)]
 
     def matcher(self) -> Callable[[str], bool]:
         """Return a predicate for matching lines, the same as on hosts."""

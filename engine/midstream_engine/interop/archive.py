@@ -11,6 +11,7 @@ import mmap
 import os
 import threading
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from midstream_engine.interop.foreign_values import TorchValue
 
 _MAX_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
+Persistent = Callable[[object], object]  # objects of persistent ids
 SMALL = 1 << 20  # bytes of a storage that is always read completely
 
 
@@ -34,8 +36,10 @@ class TorchFile:
     ``value``: the saved object, with tensors as views of the mapped file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, load: Callable[[bytes, Persistent], TorchValue] = machine.load) -> None:
         """Open the file.
+
+        ``load``: returns the object of its pickle.
 
         Raises:
             ConversionError: The file is no such archive, damaged or hostile.
@@ -53,7 +57,7 @@ class TorchFile:
         if order != b"little":
             raise ConversionError(f"{path}: its numbers are {order[:20]!r}-endian; only little-endian is supported")
         try:
-            self.value: TorchValue = machine.load(self._text("data.pkl"), self._persistent)
+            self.value: TorchValue = load(self._text("data.pkl"), self._persistent)
         except PickleRejectedError as error:
             raise PickleRejectedError(f"{path}: {error}") from None
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,6 +25,13 @@ from midstream_engine.interop.tensor_files import Outgoing
 
 _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items()}
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
+
+
+@dataclass(frozen=True)
+class OutgoingBlocks(Outgoing):
+    """A flat tensor that is written block by block, so that memory has one of them."""
+
+    make: Callable[[], Iterator[np.ndarray]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 def save(path: str, value: object) -> None:
@@ -84,7 +92,9 @@ def _tensor(tensor: Outgoing, key: str) -> Made:
 
 
 def _copy(tensor: Outgoing, write: Callable[[memoryview], object]) -> int:
-    data = np.ascontiguousarray(tensor.make(), numpy_dtype(tensor.dtype))
-    raw = bytes_of(data)
-    write(raw)
-    return zlib.crc32(raw)
+    crc = 0
+    for block in tensor.make() if isinstance(tensor, OutgoingBlocks) else [tensor.make()]:
+        raw = bytes_of(np.ascontiguousarray(block, numpy_dtype(tensor.dtype)))
+        write(raw)
+        crc = zlib.crc32(raw, crc)
+    return crc

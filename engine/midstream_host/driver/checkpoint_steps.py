@@ -72,7 +72,10 @@ class CheckpointSteps:
         self._before = logged.step
 
     def step_of(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> Optional[int]:
-        """Return the step of a complete checkpoint; None if unknown: see `problem`. Arguments as of `_number_of`."""
+        """Return the step of a complete checkpoint; None if unknown: see `problem`.
+
+        Arguments as of `_number_of`.
+        """
         number = self._number_of(checkpoint, others, logged)
         return None if number is None else number + self.added
 

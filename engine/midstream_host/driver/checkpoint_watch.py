@@ -92,7 +92,10 @@ class CheckpointWatch:
         self._error: Optional[Exception] = None
 
     def count_last_step(self) -> None:
-        """Take a checkpoint's number for its last step from now on. A rehearsal has shown it."""
+        """Take a checkpoint's number for its last step from now on.
+
+        A rehearsal has shown it.
+        """
         if not self._steps.added:
             self._steps.added = 1
             self.newest_step += self.newest_step >= 0

@@ -278,9 +278,9 @@ def newest(paths: records.RunPaths, fence: records.Fence) -> Optional[str]:
 
 
 def added_to_numbers(paths: records.RunPaths) -> int:
-    """Return what is added to the numbers of the run's checkpoints, as its newest one says: see `CheckpointSteps`.
+    """Return what is added to the numbers of the run's checkpoints.
 
-    Raises RecordError.
+    Its newest one says so: see `CheckpointSteps`. Raises RecordError.
     """
     manifests = usable(paths)
     return 1 if manifests and records.checkpoint_state(paths.checkpoint(manifests[-1].name)).get("added") == 1 else 0

@@ -62,7 +62,7 @@ def plain(line: str) -> str:
 
 def alternatives(word: str) -> List[str]:
     """Return the parts of ``a|b``; a word without such parts is its own."""
-    return [part for part in word.split("|") if part] or [word]
+    return [text for text in word.split("|") if text] or [word]
 
 
 def matcher(words: List[str], excluded: List[str], ignore_case: bool) -> Callable[[str], bool]:
@@ -70,12 +70,12 @@ def matcher(words: List[str], excluded: List[str], ignore_case: bool) -> Callabl
 
     Of a word with alternatives, ``a|b``, a line has one.
     """
-    wanted, unwanted = list(map(alternatives, words)), list(map(alternatives, excluded))
+    needed, refused = list(map(alternatives, words)), list(map(alternatives, excluded))
 
     def matches(line: str) -> bool:
         text = line.lower() if ignore_case else line
-        return all(any(part in text for part in word) for word in wanted) and not any(
-            part in text for word in unwanted for part in word
+        return all(any(part in text for part in word) for word in needed) and not any(
+            part in text for word in refused for part in word
         )
 
     return matches

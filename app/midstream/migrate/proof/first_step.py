@@ -1,4 +1,4 @@
-"""First step that a trainer logged after a start from a checkpoint, beside the number of that checkpoint."""
+"""First step that a trainer logged after a start, beside its checkpoint's number."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FirstStep:
 
     @property
     def text(self) -> str:
-        """What was logged, beside the checkpoint."""
+        """Statement of a claim about it."""
         if self.may_follow_last_step:
             what = f"and the source has logged step {self.checkpoint} of the checkpoint"
             return f"the first step that the target logged is {self.first}, {what}"
