@@ -31,7 +31,7 @@ _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 class OutgoingBlocks(Outgoing):
     """A flat tensor that is written block by block, so that memory has one of them."""
 
-    make: Callable[[], Iterator[np.ndarray]]  # pyright: ignore[reportIncompatibleVariableOverride]
+    make: Callable[[], Iterator[np.ndarray]]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def save(path: str, value: object) -> None:
