@@ -7,6 +7,7 @@ from typing import Dict
 # What an export has, by the format's name. Its writer is ``midstream_engine/interop/<name>/exporter.py``.
 EXPORT_FORMATS: Dict[str, str] = {
     "huggingface": "the weights of a model",
+    "huggingface-trainer": "a checkpoint that transformers' Trainer resumes",
     "neox": "a checkpoint of GPT-NeoX, with its optimizer and schedule",
     "deepspeed": "Hugging Face's model under DeepSpeed, with its optimizer",
     "deepspeed-universal": "the same for any number of processes and any ZeRO stage",

@@ -23,6 +23,7 @@ from midstream_core.object_store.urls import in_bucket
 from midstream_engine.interruption import interruptible
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
+TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 _RUNS = ("neox", "levanter", "torch-dcp")
 FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise EngineError(f"{source} is {kind}: --to {options.to} needs --to midstream first")
         if kind != "neox" and (options.gqa_layout or options.rms_epsilon):
             raise EngineError(f"{source} is {kind}: --gqa-layout and --rms-epsilon go with checkpoints of neox")
-        as_run = kind in _RUNS or (kind == "huggingface" and options.run_id)
+        trained = kind == "huggingface" and _of_trainer(source) and not options.without_optimizer
+        as_run = kind in _RUNS or trained or (kind == "huggingface" and options.run_id)
         if options.to != "midstream":
             line = _export(source, final, options)
         else:
@@ -66,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(final + FETCHED)
     print(line)
     return records.EXIT_DONE
+
+
+def _of_trainer(source: str) -> bool:
+    """Return whether a model directory has a file of transformers' Trainer."""
+    return any(os.path.exists(os.path.join(source, name)) for name in TRAINER_FILES)
 
 
 def _local(options: argparse.Namespace, final: str) -> str:
@@ -130,8 +137,10 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
             adopted = open_neox(source, Choices(options.gqa_layout, options.rms_epsilon))
         elif kind == "huggingface":
             from midstream_engine.interop.huggingface.run_import import open_model
+            from midstream_engine.interop.huggingface_trainer.importer import open_trainer
 
-            adopted = open_model(source, options.overrides, options.cast_parameters)
+            opened = open_model if options.without_optimizer or not _of_trainer(source) else open_trainer
+            adopted = opened(source, options.overrides, options.cast_parameters)
         elif kind == "torch-dcp":
             from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
 
@@ -247,6 +256,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: the "
                         "present path of a dataset or token cache; once for each, in the run's order")  # fmt: skip
     parser.add_argument("--without-data", action="store_true", help="from neox, levanter: leave the data out")
+    parser.add_argument("--without-optimizer", action="store_true", help="from huggingface: import a checkpoint of "
+                        "transformers' Trainer as a model at step 0")  # fmt: skip
     parser.add_argument("--without-reference-losses", action="store_true", help="from neox, levanter: do not measure "
                         "the losses of the next batch (needs the model in memory)")  # fmt: skip
     parser.add_argument("--gqa-layout", choices=("interleaved", "blocked"), help="from neox: rows of grouped queries, "

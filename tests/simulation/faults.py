@@ -84,7 +84,7 @@ class Strikes:
         self._world, self._faults = world, list(faults)
         self._source, self._target = source, target
         self._first = len(world.network.calls)
-        self.struck: list[str] = []
+        self.struck = world.struck
         self._after: list[Callable[[], None]] = []
         world.network.fault, world.network.after = self.before, self.after
         world.journal_lines = 0

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from midstream.errors import MidstreamError
 from midstream.migrate import executor, journal_recovery, migration_process
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
-from midstream.ownership.judgement import Judgement
+from midstream.ownership.judgement import UNSIGNED, Judgement, Standing
+from midstream.ownership.owner_judge import OwnerJudge
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
 from midstream_engine.checkpoint.saving import retention
@@ -210,7 +212,9 @@ def migration_lock_is_shared() -> None:
 @known
 def largest_epoch_is_believed() -> None:
     """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
-    Judgement.signed = property(lambda self: False)  # type: ignore[method-assign, assignment]
+    OwnerJudge.judge = lambda self, run_id, copies: Judgement(  # type: ignore[method-assign]
+        run_id, None, {copy.host: Standing(UNSIGNED) for copy in copies}
+    )
 
 
 @known
@@ -270,7 +274,7 @@ def own_full_disk_rolls_back() -> None:
 def failure_gives_up_steps() -> None:
     """A source that was away for five seconds after the target had started gave up the target's steps."""
     replace_everywhere(executor._may_go_on, lambda migration: False)
-    replace_everywhere(executor._contact_lost, lambda migration, phase, error: error)
+    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  no connection is told from the others
 
 
 @known

@@ -46,6 +46,7 @@ class World:
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     troubled: bool = False  # whether a machine or link failed when the newest command ended
+    struck: list[str] = field(default_factory=list)  # faults that have happened
     restored: bool = False  # whether a root was put back
     journal_lines: int = 0
     other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
@@ -213,13 +214,18 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says."""
+        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
             return None
-        found = [records.Status.read_or_none(self.paths(host).attempt(number).status(0)) for number in numbers]
-        return next((status for status in reversed(found) if status is not None), None)
+        for number in reversed(numbers):
+            try:
+                if status := records.Status.read_or_none(self.paths(host).attempt(number).status(0)):
+                    return status
+            except records.DamagedRecordError:
+                return None
+        return None
 
     def fence(self, host: str) -> records.Fence | None:
         return records.Fence.read_or_none(self.paths(host).fence)

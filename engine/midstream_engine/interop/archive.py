@@ -11,6 +11,7 @@ import functools
 import mmap
 import threading
 import zlib
+from collections.abc import Callable
 from typing import BinaryIO, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from midstream_engine.interop.foreign_values import TorchValue
 
 _MAX_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
+Persistent = Callable[[object], object]  # objects of persistent ids
 SMALL = 1 << 20  # bytes of a storage that is always read completely
 
 
@@ -36,8 +38,16 @@ class TorchFile:
     ``value``: the saved object, with tensors as views of the mapped file.
     """
 
-    def __init__(self, path: str, begin: int = 0, size: int | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        load: Callable[[bytes, Persistent], TorchValue] = machine.load,
+        begin: int = 0,
+        size: int | None = None,
+    ) -> None:
         """Open the file, or the part of it with ``size`` bytes from ``begin`` on.
+
+        ``load``: returns the object of its pickle.
 
         Raises:
             ConversionError: The file is no such archive, damaged or hostile.
@@ -56,7 +66,7 @@ class TorchFile:
         if order != b"little":
             raise ConversionError(f"{path}: its numbers are {order[:20]!r}-endian; only little-endian is supported")
         try:
-            self.value: TorchValue = machine.load(self._text("data.pkl"), self._persistent)
+            self.value: TorchValue = load(self._text("data.pkl"), self._persistent)
         except PickleRejectedError as error:
             raise PickleRejectedError(f"{path}: {error}") from None
 

@@ -38,7 +38,7 @@ class Task(NamedTuple):
 
     at_most: int
     fleet: Snapshot
-    done: Callable[[MidstreamApp, PreparedActions], object]
+    done: Callable[[MidstreamApp, PreparedActions], bool]
     actions: Callable[[], PreparedActions] = PreparedActions
 
 

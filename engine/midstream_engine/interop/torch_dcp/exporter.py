@@ -58,8 +58,8 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
         json.dump(described, file, indent=2)
     decays = {parameter.decays for parameter in parameters}
     notes = [
-        f"the loader's position is not in it: checkpoint.exclude_from_loading has to name dataloader; {run.step} batches "
-        f"of {batch_of(run, _TITAN)} were read",
+        "the loader's position is not in it: checkpoint.exclude_from_loading has to name dataloader; "
+        f"{run.step} batches of {batch_of(run, _TITAN)} were read",
         f"{SETTINGS} has the model, optimizer, schedule and training that the configuration of torchtitan has to have",
         f"moments of queries, keys and values are there twice: joined ({FUSED}) and apart, for either layer",
     ]
