@@ -103,7 +103,8 @@ class DcpCheckpoint:
 
     def _part(self, name: str, place: Place) -> TorchValue:
         with _named(name):
-            return TorchFile(os.path.join(self.directory, place.file), begin=place.offset, size=place.length).value
+            path = os.path.join(self.directory, place.file)
+            return TorchFile(path, begin=place.offset, size=place.length).value
 
     def _check_files(self, state: DcpState) -> None:
         for file, end in sorted(state.ends.items()):
