@@ -10,7 +10,7 @@ from typing import Any
 from midstream_core.object_store.bucket_client import ABSENT, StoredObject
 from midstream_core.object_store.errors import ObjectExistsError, StoreError
 from midstream_core.object_store.urls import split_url
-from simulation.cooperative import BEGIN, SCHEDULER
+from simulation.scheduler import BEGIN, SCHEDULER
 
 REQUEST = 0.02  # seconds of a request
 URL = "s3://bucket/all"  # of the store in the fleet file

@@ -15,9 +15,9 @@ from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
 from midstream.transfer.report import CopyReport, Progress
 from midstream_core import records
-from simulation.cooperative import SCHEDULER
 from simulation.links import LATENCY, SimulatedHost
 from simulation.machines import SimulatedProcess
+from simulation.scheduler import SCHEDULER
 
 BANDWIDTH = 1000.0  # bytes a second: a checkpoint takes a second or so
 

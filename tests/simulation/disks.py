@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation.cooperative import SCHEDULER
 from simulation.machines import present
+from simulation.scheduler import SCHEDULER
 
 WRITE_BACK = 60.0  # seconds
 CREATED, MADE, RENAMED, REMOVED = "created", "made", "renamed", "removed"
@@ -274,7 +274,7 @@ def _linked(source: Any, target: Any, **given: Any) -> None:
 
 
 def install() -> None:
-    """Watch what programs write. Call it after `machines.install`, before anything of midstream is imported."""
+    """Watch what programs write. Call it after `operating_system.install`, before anything of midstream is imported."""
     global _open, _open_file, _mkdir
     _open, _open_file, _mkdir = os.open, builtins.open, os.mkdir
     os.open, builtins.open, io.open, os.mkdir = _opened, _opened_file, _opened_file, _made  # type: ignore[assignment]

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from midstream_core import records
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.attempt.status_file import StatusFile
-from simulation.cooperative import SCHEDULER
 from simulation.machines import SimulatedProcess, present
+from simulation.scheduler import SCHEDULER
 
 MEETING = 300.0  # seconds until all processes of an attempt have to be there
 PEER_TIMEOUT = 30.0  # seconds until a process ends after another one of its attempt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from midstream_host.machine import gauges, tpu
 from midstream_host.machine.rates import CounterRates
-from simulation.machines import replace_everywhere
+from simulation.operating_system import replace_everywhere
 
 MEMORY = {"memory_total": 64 << 30, "memory_used": 8 << 30}  # bytes
 DISK = {"disk_total": 1 << 40, "disk_free": 1 << 39}  # bytes

@@ -14,8 +14,8 @@ from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.remote_call import Job
-from simulation.cooperative import SCHEDULER
 from simulation.machines import Machine, Pipe, SimulatedProcess, present
+from simulation.scheduler import SCHEDULER
 
 LATENCY = 0.005  # seconds, one way
 CONNECT_TIMEOUT = 10.0  # seconds until an unreachable host is given up

@@ -1,33 +1,26 @@
 """Machines of a simulation: processes, identities, clocks, reboots.
 
-`install` replaces what the standard library and `midstream_core` read of the operating system (pids, signals,
-``/proc``, the environment, standard streams) by the simulated machine's. Files are real, below a directory of the
-machine.
+Files are real, below a directory of the machine.
 """
 
 from __future__ import annotations
 
-import builtins
-import errno
 import fcntl
 import io
 import itertools
 import os
-import select
 import signal
-import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation.cooperative import BEGIN, SCHEDULER, Event, Task
+from simulation.cooperative import Event
+from simulation.scheduler import BEGIN, SCHEDULER, Task
 
 REAL_EXIT = os._exit
-_real_flock, _real_read, _real_select, _real_kill = fcntl.flock, os.read, select.select, os.kill
-_real_open, _real_open_file, _real_mkdir = os.open, open, os.mkdir
+_real_flock = fcntl.flock
 LOCK_POLL = 0.01  # virtual seconds between two tries to lock a file
 
 
@@ -164,12 +157,16 @@ class SimulatedProcess:
         self.handlers: dict[int, Any] = {}
         self.ended = Event()
         self.exit_code: int | None = None
-        self.frozen = False
+        self.held: list[Task] | None = None  # tasks that became ready while it is frozen; None: it is not
+        self.after_save: Callable[[], None] | None = None  # of an engine: strikes once, after its next save
         self.tasks: list[Task] = []
         self._locks: set[int] = set()  # descriptors that it holds a lock on
         machine.processes[self.pid] = self
         self._run = run
         self.start_task(self._main, name)
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.machine.name} (pid {self.pid})"
 
     def start_task(self, run: Callable[[], object], name: str) -> Task:
         """Start a thread of this process."""
@@ -252,170 +249,3 @@ def present() -> SimulatedProcess | None:
     """Return the process that runs now; None in the simulation itself."""
     owner = SCHEDULER.current.owner if SCHEDULER.current is not None else None
     return owner if isinstance(owner, SimulatedProcess) else None
-
-
-def _required() -> SimulatedProcess:
-    process = present()
-    assert process is not None, "no simulated process runs"
-    return process
-
-
-def _read(descriptor: int, size: int) -> bytes:
-    process = present()
-    if descriptor or process is None:
-        return _real_read(descriptor, size)
-    if process.stdin is None:
-        return b""
-    process.stdin.wait()
-    return process.stdin.take(size)
-
-
-def _select(reading: Any, writing: Any, failing: Any, timeout: float | None = None) -> Any:
-    process = present()
-    if process is None or list(reading) != [0]:
-        return _real_select(reading, writing, failing, timeout)
-    ready = process.stdin is None or process.stdin.wait(timeout)
-    return ([0] if ready else []), [], []
-
-
-def _flock(file: Any, operation: int) -> None:
-    descriptor = file if isinstance(file, int) else file.fileno()
-    process = present()
-    if process is None:
-        return _real_flock(descriptor, operation)
-    return process.lock(descriptor, operation)
-
-
-_real_close = os.close
-
-
-def _close(descriptor: int) -> None:
-    process = present()
-    if process is not None:
-        process.unlock_closed(descriptor)
-    _real_close(descriptor)
-
-
-def _kill(pid: int, number: int) -> None:
-    target = _required().machine.processes.get(pid)
-    if target is None:
-        raise ProcessLookupError(3, "No such process")
-    if number:
-        target.deliver(number)
-
-
-def _exit(code: int) -> None:
-    _required().end(code)
-
-
-def _signal(number: int, handler: Any) -> Any:
-    process = present()
-    if process is None:
-        return signal.SIG_DFL
-    before = process.handlers.get(number, signal.SIG_DFL)
-    process.handlers[number] = handler
-    return before
-
-
-class _NoProgram:
-    """``subprocess.Popen`` of a machine without programs."""
-
-    def __init__(self, argv: Any, *_: Any, **__: Any) -> None:
-        raise FileNotFoundError(2, "No such file or directory", argv if isinstance(argv, str) else argv[0])
-
-
-def _check_space(path: Any) -> None:
-    """Raise the error of a full disk where a process makes a file on one."""
-    process = present()
-    if process is None or not process.machine.full or isinstance(path, int):
-        return
-    directory = process.machine.directory  # the operator's state directories are beside it
-    states = [os.path.join(os.path.dirname(directory), "state")] if process.machine.name == "operator" else []
-    if os.fspath(path).startswith((directory, *states)):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
-def _open(path: Any, flags: int, *rest: Any, **given: Any) -> int:
-    if flags & os.O_CREAT:
-        _check_space(path)
-    return _real_open(path, flags, *rest, **given)
-
-
-def _open_file(file: Any, mode: str = "r", *rest: Any, **given: Any) -> Any:
-    if set("wax") & set(mode):
-        _check_space(file)
-    return _real_open_file(file, mode, *rest, **given)
-
-
-def _mkdir(path: Any, *rest: Any, **given: Any) -> None:
-    _check_space(path)
-    _real_mkdir(path, *rest, **given)
-
-
-def _node_name() -> str:
-    process = present()
-    return process.machine.name if process is not None else "simulation"
-
-
-_real_uname = os.uname
-
-
-def _uname() -> Any:
-    real = _real_uname()
-    return os.uname_result((real.sysname, _node_name(), real.release, real.version, real.machine))
-
-
-def install() -> None:
-    """Replace what programs read of the operating system. Call it before anything of midstream is imported."""
-    fcntl.flock, os.read, os.close, select.select = _flock, _read, _close, _select  # type: ignore[assignment]
-    os.kill, os._exit, os.uname = _kill, _exit, _uname  # type: ignore[assignment]
-    os.open, os.mkdir, builtins.open, io.open = _open, _mkdir, _open_file, _open_file  # type: ignore[assignment]
-    signal.signal = _signal  # type: ignore[assignment]
-    socket.gethostname = _node_name
-    subprocess.Popen = _NoProgram  # type: ignore[assignment, misc]
-    os.getpid = lambda: process.pid if (process := present()) is not None else 1
-    own = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
-    standard = sys.stdout, sys.stderr, sys.argv
-
-    def leave() -> None:
-        os.environ._data = own  # type: ignore[attr-defined]
-        sys.stdout, sys.stderr, sys.argv = standard
-
-    SCHEDULER.leave = leave
-    leave()
-    os.environ.encodekey = os.environ.decodekey = os.environ.encodevalue = os.environ.decodevalue = _same  # type: ignore[attr-defined]
-
-
-def _same(value: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"str expected, not {type(value).__name__}")
-    return value
-
-
-def install_identities() -> None:
-    """Replace the identities of processes that `midstream_core` reads from ``/proc``."""
-    from midstream_core.records import process_identity
-
-    def start_ticks(pid: int) -> int | None:
-        process = _required().machine.processes.get(pid)
-        return None if process is None else process.start_ticks
-
-    replaced: dict[str, Callable[..., Any]] = {
-        "_start_ticks": start_ticks,
-        "boot_id": lambda: _required().machine.boot_id,
-        "machine": lambda: f"machine-{_required().machine.name}",
-        "_namespace": lambda: "pid:[1]",
-        "_boot_time": lambda: BEGIN + _required().machine.booted + _required().machine.ahead,
-    }
-    for name, function in replaced.items():
-        replace_everywhere(getattr(process_identity, name), function)
-
-
-def replace_everywhere(old: Any, new: Any) -> None:
-    """Replace a function in every module that has imported it."""
-    for module in list(sys.modules.values()):
-        if not getattr(module, "__name__", "").startswith(("midstream", "simulation")):
-            continue
-        for name, value in list(vars(module).items()):
-            if value is old:
-                setattr(module, name, new)

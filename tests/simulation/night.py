@@ -15,9 +15,9 @@ from itertools import count, islice
 from pathlib import Path
 
 from simulation import faults
-from simulation.cooperative import REAL_CLOCK
 from simulation.machines import REAL_EXIT
 from simulation.runner import Campaign, pinned, single_faults
+from simulation.scheduler import REAL_CLOCK
 from simulation.schedules import CALLS, MODES, Schedule
 
 PAIRS = 20_000  # sampled pairs of faults

@@ -10,64 +10,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulation import ownership_rules as rules
-from simulation.ownership_rules import Chain, Engine, Fence, Host, Link, Lock, PartlyRefused, Refused, Save
+from simulation.ownership_judgements import ONE, known_chain, later_owner, may_have_started, returned_fence
+from simulation.ownership_rules import Engine, Fence, Host, Link, PartlyRefused, Refused
+from simulation.ownership_state import (
+    ANSWERED,
+    BACK,
+    CLOSE,
+    CLOSE_FENCE,
+    COMMAND,
+    DONE,
+    ENDED,
+    FENCE,
+    GIVEN_UP,
+    HAND_OVER,
+    LOCK,
+    OWNS,
+    READ,
+    RELAUNCH,
+    RELEASE,
+    REOPEN,
+    RESTART,
+    SEALED,
+    START,
+    WITHDRAW,
+    Committed,
+    Return,
+    State,
+)
 
-ONE, OTHER = "M1", "M2"  # migrations
-LOCK, COMMAND, SEALED, HAND_OVER, RELAUNCH, FENCE, START, DONE, ENDED = range(9)  # of a migration's process
-OWNS, WITHDRAW, ANSWERED, READ, CLOSE, CLOSE_FENCE, REOPEN, RESTART, RELEASE, BACK, GIVEN_UP = range(
-    11
-)  # of a rollback
+OTHER = "M2"  # a second migration
 
 
 class ModelError(AssertionError):
     """A reachable state breaks an invariant."""
-
-
-class Process(NamedTuple):
-    """The process of the migration, and what its state directory has."""
-
-    at: int = LOCK
-    number: str = "p1"  # a random number of each process
-    permission: str = ""  # to start the target: fresh, old, or none
-    sealed: Fence | None = None
-    memory: Chain = ()
-
-
-class Return(NamedTuple):
-    """A rollback with a copy of the state directory."""
-
-    at: int
-    sealed: bool
-    relaunching: bool
-    memory: Chain
-    back: Fence | None = None
-    closed: bool = False  # the target's fence accepts no start of the migration
-
-
-class Committed(NamedTuple):
-    """The newest commit that really happened."""
-
-    host: str
-    attempt: int
-    start: int
-    step: int
-
-
-class State(NamedTuple):
-    """Everything at one moment."""
-
-    a: Host
-    b: Host
-    process: Process = Process()
-    rollback: Return | None = None
-    other: int = -1  # steps of a second migration; -1: none begins
-    newest: Committed = Committed("a", 1, 1, 1)
-    crashes: int = 0  # that may still happen, of the migration's process
-    deaths: int = 0  # of engines
-    dead: tuple[str, Engine] | None = None  # an engine that may be requeued
 
 
 @dataclass(frozen=True)
@@ -404,42 +382,6 @@ class Model:
             else:
                 step = max(rules.accepted_steps(state.a))
                 yield from self._calls(state, "other", "a", "seal", (2, "C", step, OTHER), 2, -1)
-
-
-def later_owner(one: Chain, two: Chain, memory: Chain, returning: bool) -> bool:
-    """Return whether a record names a later owner, as `ownership_records.refuse_later_owner` does."""
-    for chain in filter(None, (one, two, memory)):
-        head = chain[-1]
-        ours = head.migration == ONE
-        if (head.epoch >= 2 and not ours) or (head.epoch > 2 and not returning):
-            return True
-    return False
-
-
-def known_chain(one: Chain, two: Chain, memory: Chain) -> Chain | None:
-    """Return the longest chain of a machine and both hosts; None where there are two histories."""
-    chains = [chain for chain in (memory, one, two) if chain]
-    longest = max(chains, key=len, default=())
-    return longest if all(longest[: len(chain)] == chain for chain in chains) else None
-
-
-def returned_fence(fence: Fence, saves: tuple[Save, ...]) -> Fence | None:
-    """Return the fence of a source that a rollback returns to; None where a later migration has the run."""
-    if (fence.epoch, fence.owner) == (3, "A"):
-        return fence
-    if (fence.epoch, fence.owner) != (2, "B") or fence.sealed is None:
-        return None
-    own = [step for step, epoch, _, _ in saves if epoch < 2]
-    return rules.rolled_back(fence, "A", max([fence.sealed, *own]))
-
-
-def may_have_started(lock: Lock | None, memory: Chain, number: str) -> bool:
-    """Return whether another process may have started the target, by the source's lock."""
-    if lock is None or lock.released or lock.migration != ONE:
-        return True
-    if not lock.allowed:
-        return any((link.migration, link.epoch) == (ONE, 2) for link in memory)
-    return lock.allowed != number
 
 
 def _path(before: dict[State, tuple[State, str] | None], state: State) -> list[str]:

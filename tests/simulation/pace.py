@@ -16,7 +16,7 @@ from midstream.fleet import fleet_yaml
 from midstream.migrate.failover import guard
 from midstream.migrate.steps import observation
 from midstream.watch import watcher
-from simulation.machines import replace_everywhere
+from simulation.operating_system import replace_everywhere
 
 POLL = 5.0  # seconds
 

@@ -10,10 +10,10 @@ if sys.flags.hash_randomization:  # sets would have another order in each proces
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from simulation import cooperative, disks, machines
+from simulation import cooperative, disks, operating_system
 
 cooperative.install()  # before anything of midstream is imported
-machines.install()
+operating_system.install()
 disks.install()
 
 from simulation.runner import main  # noqa: E402

@@ -12,8 +12,9 @@ import pytest
 from midstream_core import records
 from midstream_host.runs import attempts
 from simulation import ownership_rules as rules
-from simulation.ownership_model import BACK, DONE, Bounds, Explored, Model, ModelError
+from simulation.ownership_model import Bounds, Explored, Model, ModelError
 from simulation.ownership_rules import Chain, Fence, Host
+from simulation.ownership_state import BACK, DONE
 from simulation.real_records import RealHost, RealMachine, real_chain
 
 SMALL = (Bounds(rollback=False), Bounds(crashes=0))

@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
 import random
 import shlex
 import shutil
-import subprocess
-import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from midstream.check import target_checks
-from midstream.fleet import fleet as fleets
-from midstream.hosts import host_pool
-from midstream.install import bundle
-from midstream.launch import host_links, input_check
-from midstream.migrate import migration_process
-from midstream.migrate.journal import journal
-from midstream.transfer import copy_tree, send_files
-from midstream.watch import watcher
 from midstream_core import records
-from midstream_core.attempt import status_file
-from midstream_core.object_store import open_bucket
-from midstream_host.machine import accelerators, checks, environments, gauges, inventory
-from midstream_host.runs import process_start, record_repair, slurm
-from simulation import buckets, copies, engine, groups, hardware, links, machines, pace
-from simulation.cooperative import SCHEDULER
+from simulation import buckets, checkpoints, clusters, engine, groups, links
 from simulation.disks import Disk
-from simulation.machines import Machine, SimulatedProcess, present, replace_everywhere
+from simulation.history import HISTORY, Commit
+from simulation.machines import Machine, SimulatedProcess
+from simulation.scheduler import SCHEDULER
 
 RUN = "r"
 HOSTS = ("one", "two", "three", "four")
@@ -55,12 +39,15 @@ class World:
     directory: str
     seed: int = 0
     bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
-    target: str = "two"  # of migrations: a host, or the group of `PAIR`
+    target: str = "two"  # of migrations: a host, the group of `PAIR`, or the cluster
+    cluster: clusters.Cluster | None = None
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
-    troubled: bool = False  # whether a machine or link failed when the newest command ended
+    troubled: bool = False  # the newest command ended while a machine or link failed, or the run trained
+    struck: list[str] = field(default_factory=list)  # faults that have happened
+    restored: bool = False  # whether a root was put back
     journal_lines: int = 0
     other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
     completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
@@ -71,7 +58,9 @@ class World:
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", *HOSTS):
+        if self.target == clusters.TARGET:
+            self.cluster = clusters.Cluster(self)
+        for name in ("operator", *HOSTS, *(clusters.NODES[1:] if self.cluster else ())):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -92,11 +81,20 @@ class World:
             for entry in hosts.values():
                 entry["store"] = "all"
         fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
+        if self.cluster is not None:
+            fleet["targets"][clusters.TARGET] = {"type": "slurm", "host": clusters.LOGIN, "sbatch": ["--nodes=1"]}
         Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
-        _WORLD.append(self)
+        WORLDS.append(self)
+
+    @property
+    def behind_target(self) -> tuple[str, ...]:
+        """Machines of the target, the one that has its root first."""
+        if self.cluster is not None:
+            return clusters.LOGIN, *clusters.NODES
+        return PAIR if self.target == "pair" else (self.target,)
 
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in (*PAIR, *clusters.NODES) else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
         return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
@@ -125,7 +123,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
-            self.troubled = not self.healthy()
+            self.troubled = not self.healthy() or len(self.trains()) == 1
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -149,7 +147,7 @@ class World:
             "MIDSTREAM_TARGET": host, "MIDSTREAM_HOST": host,
         }  # fmt: skip
         process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
-        records.write_json(paths.attempt(1).launched(0), {**_identity(process).to_json(), "argv": ["train"]})
+        records.write_json(paths.attempt(1).launched(0), {**identity_of(process).to_json(), "argv": ["train"]})
         self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
 
     def keep_root(self, host: str) -> str:
@@ -162,16 +160,17 @@ class World:
 
     def restore_root(self, host: str, kept: str) -> int:
         """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        self.restored = True
         shutil.rmtree(self.root(host), ignore_errors=True)
         if os.path.isdir(kept):
             shutil.copytree(kept, self.root(host))
-        commits, count = engine.HISTORY.commits, 0
+        commits, count = HISTORY.commits, 0
         while commits and not any(self._has(name, commits[-1]) for name in self.machines):
-            commits.pop()
+            HISTORY.lost.append(commits.pop())
             count += 1
         return count
 
-    def _has(self, host: str, commit: engine.Commit) -> bool:
+    def _has(self, host: str, commit: Commit) -> bool:
         return any(
             (manifest.step, manifest.epoch, manifest.start) == (commit.step, commit.epoch, commit.start)
             for manifest in self.manifests(host)
@@ -195,7 +194,7 @@ class World:
             os.makedirs(files.dir)
             settings = {**config(self.root(host)), "trainer": {**config(self.root(host))["trainer"], "id": OTHER}}
             records.write_bytes(paths.config, yaml.safe_dump(settings).encode(), mode=0o600)
-            engine.write_checkpoint(paths, 1, 1, 1, 7, settings)
+            checkpoints.write_checkpoint(paths, 1, 1, 1, 7, settings)
             records.Fence(1, host, start=1).write(paths.fence)
             records.Status(
                 records.STOPPED, 7, 0, heartbeat=0.0, run_id=OTHER, attempt=1, epoch=1, start=1,
@@ -215,20 +214,25 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says."""
+        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
             return None
-        found = [records.Status.read_or_none(self.paths(host).attempt(number).status(0)) for number in numbers]
-        return next((status for status in reversed(found) if status is not None), None)
+        for number in reversed(numbers):
+            try:
+                if status := records.Status.read_or_none(self.paths(host).attempt(number).status(0)):
+                    return status
+            except records.DamagedRecordError:
+                return None
+        return None
 
     def fence(self, host: str) -> records.Fence | None:
         return records.Fence.read_or_none(self.paths(host).fence)
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [name for name, pid in engine.HISTORY.training if pid in self.machines[name].processes]
+        return [process.machine.name for process in HISTORY.training if process.exit_code is None]
 
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
@@ -268,7 +272,7 @@ class World:
         SCHEDULER.run(lambda: bool(done))
 
 
-_WORLD: list[World] = []
+WORLDS: list[World] = []  # the newest one is the present one
 
 
 def start_engine(
@@ -277,13 +281,13 @@ def start_engine(
     """Start an engine, or a further process of one, with its log and its exit record."""
 
     def write(data: bytes) -> None:
-        _append(Path(log), data)
+        append(Path(log), data)
 
     environment = {**environment, groups.RANK: f"{rank}/{number}"}
     run = groups.main if rank else engine.main
     argv = ["engine", directory, str(rank)]
     if any(running.argv == argv for running in machine.processes.values()):
-        engine.HISTORY.doubles.append(f"{machine.name} {directory}")
+        HISTORY.doubles.append(f"{machine.name} {directory}")
     process = SimulatedProcess(machine, run, f"engine {directory[-3:]}", environment, write, argv)
     process.stderr._write = write
     groups.join(directory, rank, process)
@@ -306,96 +310,17 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _identity(process: SimulatedProcess) -> records.ProcessIdentity:
+def identity_of(process: SimulatedProcess) -> records.ProcessIdentity:
     machine = process.machine
     return records.ProcessIdentity(
         machine.boot_id, process.pid, process.start_ticks, f"machine-{machine.name}", "pid:[1]"
     )
 
 
-def _spawn_attempt(
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    directory: str,
-    log: str,
-    launched: str,
-    note: Mapping[str, Any] | None = None,
-) -> records.ProcessIdentity:
-    """Start a detached process, as `process_start.spawn` does."""
-    caller = present()
-    assert caller is not None
-    own = {key: value for key, value in env.items() if key.startswith(("MIDSTREAM_", "RUN_ID"))}
-    directory = os.path.dirname(launched)
-    process = start_engine(caller.machine, own, directory, log, groups.position(argv), groups.size(argv))
-    identity = _identity(process)
-    records.write_json(launched, {**identity.to_json(), "argv": list(argv), **(note or {})})
-    return identity
-
-
-def _spawn_migration(directory: Any, *flags: str) -> None:
-    """Start the process of a migration, and wait until it has locked the migration."""
-    caller = present()
-    assert caller is not None
-    environment = dict(caller.environment)
-    _append(directory.log_file, b"")
-    process = SimulatedProcess(
-        caller.machine, lambda: migration_process.main([directory.migration, *flags]),
-        f"migration {directory.migration}", environment, lambda data: _append(directory.log_file, data),
-    )  # fmt: skip
-    process.stderr._write = lambda data: _append(directory.log_file, data)
-    begun = directory.journal_size()
-    while not (directory.is_locked() or directory.journal_size() > begun):
-        if process.exit_code is not None:
-            raise migration_process.MidstreamError(f"the migration's process exited: {process.errors.decode()[-400:]}")
-        SCHEDULER.park(0.02)
-
-
-def _append(path: Path, data: bytes) -> None:
+def append(path: Path, data: bytes) -> None:
     """Append to a log; on a full disk the line is lost."""
     with contextlib.suppress(OSError), open(path, "ab") as file:
         file.write(data)
-
-
-def _open_host(name: str, entry: Any) -> links.SimulatedHost:
-    return links.SimulatedHost(name, entry, _WORLD[-1].network)
-
-
-def _try_links(listener: host_links.LinkListener, others: Sequence[links.SimulatedHost]) -> list[host_links.HostLink]:
-    """Connect from hosts to a listener: each reaches it that answers."""
-    for other in others:
-        other.connect()
-    return [host_links.HostLink(other.name, listener.host, listener.addresses[0], 0.001) for other in others]
-
-
-def _engines() -> list[tuple[int, list[str]]]:
-    """Return the engines of the caller's machine, as ``/proc`` has them."""
-    caller = present()
-    assert caller is not None
-    found = caller.machine.processes.values()
-    return [(process.pid, ["midstream_engine.train", RUN]) for process in found if process.name.startswith("engine")]
-
-
-def _clock_skew(host: links.SimulatedHost) -> float:
-    """Return the seconds that a host's clock is ahead of the caller's, after a call of it."""
-    host.connect()
-    caller = present()
-    assert caller is not None
-    return host._machine.clock.wall() - caller.machine.clock.wall()
-
-
-_write_line = journal.Journal.write
-
-
-def _counted_line(self: journal.Journal, event: str, **fields: Any) -> Any:
-    """Write a line of a journal, with the faults that strike at it."""
-    world = _WORLD[-1]
-    number, world.journal_lines = world.journal_lines, world.journal_lines + 1
-    world.at_line(number, False)
-    written = _write_line(self, event, **fields)
-    if event == "result" and fields.get("outcome") == "completed":
-        world.note_completed(fields["migration"], self.path.parent)
-    world.at_line(number, True)
-    return written
 
 
 def config(root: str) -> dict[str, Any]:
@@ -406,52 +331,3 @@ def config(root: str) -> dict[str, Any]:
         "optimizer": {"type": "adam", "learning_rate": 1e-3},
         "trainer": {"id": RUN, "root": root, "num_train_steps": engine.STEPS, "train_batch_size": 4, "mp": "f32"},
     }
-
-
-def install() -> None:
-    """Connect midstream with the simulation, once."""
-    machines.install_identities()
-    hardware.install()
-    pace.install()
-    replace_everywhere(host_pool.open_host, _open_host)
-    replace_everywhere(
-        open_bucket.open_bucket, lambda url, access=None: buckets.Client(url, lambda: _WORLD[-1].bucket_here())
-    )
-    replace_everywhere(process_start.spawn, _spawn_attempt)
-    replace_everywhere(process_start.detached, list)
-    replace_everywhere(process_start.kills_left_behind, lambda: False)
-    replace_everywhere(migration_process._spawn, _spawn_migration)
-    replace_everywhere(copy_tree.copy_tree, copies.copy_tree)
-    replace_everywhere(send_files.send_files, copies.send_files)
-    replace_everywhere(environments.run_command, functools.wraps(environments.run_command)(_run_command))
-    replace_everywhere(host_links.meet, lambda first, others, internal=None, ports=(): f"{first.name}:29400")
-    replace_everywhere(host_links.try_links, _try_links)
-    replace_everywhere(target_checks.clock_skew, _clock_skew)
-    replace_everywhere(input_check._read, _read_config)
-    replace_everywhere(inventory.collect, dict)
-    replace_everywhere(record_repair._engines, _engines)
-    replace_everywhere(slurm.query_in_background, lambda: None)
-    stub = Path(__file__).parent / "package"
-    replace_everywhere(bundle.packages_directory, lambda: stub)
-    links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}
-    journal.Journal.write = _counted_line  # type: ignore[method-assign, assignment]
-    migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
-    polls = watcher.PollInterval
-    watcher.PollInterval = lambda seconds, hosts: polls(max(seconds, WATCH_INTERVAL), hosts)  # type: ignore[misc]
-    status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]
-
-
-__all__ = ["World", "accelerators", "checks", "fleets", "gauges", "install", "json", "types"]
-
-
-def _read_config(*_: object) -> subprocess.CompletedProcess[str]:
-    """Answer as the engine's check of a config does."""
-    found = {"tokenizer": "gpt2", "eos_token": None, "cache_dir": None, "texts": [], "packages": []}
-    return subprocess.CompletedProcess([], 0, json.dumps(found), "")
-
-
-def _run_command(argv: Sequence[str], *_: Any, **__: Any) -> environments.CommandResult:
-    imports = any("importlib" in word for word in argv)
-    return environments.CommandResult(
-        0, json.dumps({"version": [3, 11, 7], "missing": []}) if imports else "3 11 7\n", ""
-    )
