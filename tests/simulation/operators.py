@@ -65,14 +65,10 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
         given[f"{state} {hints.line(command)}"] += 1
         if gives_up(command):
             consents.append(ANY)
-<<<<<<< HEAD
+        healthy, struck = world.healthy(), len(world.struck)
         _, text = world.wait(world.command(*hints.agreed(command), state=state))
         consents += map(int, OLDER.findall(text))
-=======
-        healthy, struck = world.healthy(), len(world.struck)
-        world.wait(world.command(*hints.agreed(command), state=state))
         vain[f"{state} {hints.line(command)}"] += healthy and not world.troubled and len(world.struck) == struck
->>>>>>> main
     raise BrokenError(f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {is_open(world)}")
 
 

@@ -214,7 +214,7 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
+        """Return the newest attempt's status on a host, as its file says; None if it is damaged."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
