@@ -11,4 +11,7 @@ EXPORT_FORMATS: Dict[str, str] = {
     "neox": "a checkpoint of GPT-NeoX, with its optimizer and schedule",
     "deepspeed": "Hugging Face's model under DeepSpeed, with its optimizer",
     "deepspeed-universal": "the same for any number of processes and any ZeRO stage",
+    "levanter": "a checkpoint of marin-levanter 0.2, with its optimizer",
+    "levanter-1-2": "the same for Levanter 1.2",
+    "torch-dcp": "a distributed checkpoint of torch by the names of torchtitan, with its optimizer",
 }

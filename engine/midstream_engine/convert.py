@@ -1,6 +1,6 @@
 """Convert runs and models from and to other formats, without torch.
 
-    python -m midstream_engine.convert SRC DST [--from neox|levanter|huggingface|midstream] [--to ...] [-- FLAGS]
+    python -m midstream_engine.convert SRC DST [--from FORMAT] [--to FORMAT] [-- FLAGS]
 
 The format of SRC is detected. Exit codes: 0 converted, 1 the conversion failed, 2 invalid usage.
 """
@@ -24,7 +24,7 @@ from midstream_engine.interruption import interruptible
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
-_RUNS = ("neox", "levanter")
+_RUNS = ("neox", "levanter", "torch-dcp")
 FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
 
@@ -101,6 +101,7 @@ def recognise(source: str) -> str:
     """
     from midstream_engine.interop.errors import ConversionError
     from midstream_engine.interop.neox import directory as neox
+    from midstream_engine.interop.torch_dcp import reader as torch_dcp
 
     if neox.is_checkpoint(source):
         return "neox"
@@ -108,6 +109,8 @@ def recognise(source: str) -> str:
         return "midstream"
     if os.path.exists(os.path.join(source, "metadata.json")):
         return "levanter"
+    if torch_dcp.is_checkpoint(source):  # first: torchtitan's configuration has the name of Hugging Face's
+        return "torch-dcp"
     if os.path.exists(os.path.join(source, "config.json")):
         return "huggingface"
     names = os.listdir(source)
@@ -116,7 +119,8 @@ def recognise(source: str) -> str:
     if "checkpoints" in names or any(records.parse_checkpoint_name(name) for name in names):
         return "midstream"
     raise ConversionError(
-        f"{source}: not a checkpoint of GPT-NeoX, Levanter, Hugging Face or midstream (hint: --from names its format)"
+        f"{source}: not a checkpoint of GPT-NeoX, Levanter, torch (DCP), Hugging Face or midstream (hint: --from names "
+        "its format)"
     )
 
 
@@ -137,6 +141,10 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
 
             opened = open_model if options.without_optimizer or not _of_trainer(source) else open_trainer
             adopted = opened(source, options.overrides, options.cast_parameters)
+        elif kind == "torch-dcp":
+            from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
+
+            adopted = open_torch_dcp(source, options.config)
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
@@ -240,9 +248,9 @@ def _quiet() -> Iterator[None]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.convert", description="Convert a run or a model.")
     parser.add_argument("src", metavar="SRC", help="a checkpoint of GPT-NeoX (or its load: directory), Levanter, "
-                        "Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
+                        "torch (DCP), Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
     parser.add_argument("dst", metavar="DST", help="the directory to create")
-    kinds = ("neox", "levanter", "huggingface", "midstream")
+    kinds = (*_RUNS, "huggingface", "midstream")
     parser.add_argument("--from", dest="source", choices=kinds, help="format of SRC; default: detected")
     parser.add_argument("--to", choices=("midstream", *EXPORT_FORMATS), default="midstream")
     parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: the "
@@ -259,7 +267,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
                         "before 2025-05-09")  # fmt: skip
     parser.add_argument("--cast-parameters", choices=("bfloat16", "float16", "float32"), help="to midstream: round "
                         "parameters to this type; without it, those that would be rounded are refused")  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file")
+    parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file; from torch-dcp: "
+                        "what torchtitan wrote with --debug.save_config_file, or this engine's YAML")  # fmt: skip
     parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
                         "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")

@@ -215,7 +215,7 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
+        """Return the newest attempt's status on a host, as its file says; None if it is damaged."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
@@ -233,7 +233,9 @@ class World:
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [process.machine.name for process in HISTORY.training if process.exit_code is None]
+        return [
+            process.machine.name for process in HISTORY.training if process.exit_code is None and process.held is None
+        ]
 
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
