@@ -47,6 +47,8 @@ FOUND = (
     _found(5301178, "liar", "warm", "group", "13:snapshot source:60,52:reboot operator,114:kill process"),
     # A stop of a job that ended meanwhile had no command.
     _found(5300356, "and back", "cold", "cluster", "12:kill before line,19:snapshot target:4000,83:preempt jobs"),
+    # A source restored from before the migration's lock was sealed by it, and then refused the lock: it moved on.
+    _found(84, "migrate", "live", "disk", "84:snapshot source:5"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -40,6 +40,7 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
             if ours:
                 return _put_on_all_hosts(migration, _sealed_facts(migration, described))
         if _required_fence(migration, described).epoch < migration.plan.epoch:
+            _acquire(migration)  # its disk may have been put back, without the lock
             _seal_closed(migration, described)
     _acquire(migration)  # the seal may be another migration's: then this raises
     facts = migration.journal.facts
