@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from midstream.flag_parser import FlagParser, number
-
-EXPORT_FORMATS = ("huggingface",)
+from midstream_core.export_formats import EXPORT_FORMATS
 
 
 def add_checkpoints(flags: FlagParser) -> None:
@@ -35,8 +34,9 @@ def add_checkpoints(flags: FlagParser) -> None:
         help="export a checkpoint of a run, the newest or that of a step, for another program",
     )  # fmt: skip
     checkpoints.flag(
-        "--as", of=("--export",), choices=EXPORT_FORMATS, dest="as_", help="huggingface: the weights of a model"
-    )
+        "--as", of=("--export",), choices=tuple(EXPORT_FORMATS), dest="as_",
+        help="; ".join(f"{name}: {about}" for name, about in EXPORT_FORMATS.items()),
+    )  # fmt: skip
     checkpoints.mode(
         "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",
         help="divide a checkpoint of DeepSpeed over another number of processes",

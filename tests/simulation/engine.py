@@ -106,8 +106,7 @@ class Engine(Standby):
         retention = Retention(KeepPolicy(SAVE_INTERVAL, (KeepEvery(every=10**9),)), time.monotonic())
         reader = FenceReader(self.paths, self.status)
         self.status.update(state=records.TRAINING, step=self._step)
-        key = (self._process.machine.name, self._process.pid)
-        HISTORY.training[key] = (self.attempt.epoch, self.attempt.start)
+        HISTORY.begin(self._process, self.attempt.epoch)
         HISTORY.starts.append(Start(self._process.machine.name, self.attempt.epoch, self.attempt.start, self._restored))
         saved_at, clock = time.monotonic(), self._process.clock
         task = SCHEDULER.current
@@ -145,7 +144,7 @@ class Engine(Standby):
                 self.status.update(step=self._step)
         finally:
             task.background = False
-            HISTORY.training.pop(key, None)
+            HISTORY.training.pop(self._process, None)
             metrics.close()
 
     def _prune(self, retention: Retention) -> None:
@@ -185,6 +184,10 @@ class Engine(Standby):
             )  # fmt: skip
         self.status.update(checkpoint=name, root_digest=digest)
         self.status.update(state=records.TRAINING)
+        strike, self._process.after_save = self._process.after_save, None
+        if strike is not None:
+            strike()
+            SCHEDULER.park(0.0)
 
     def _stop(self, command: records.Command | None, metrics: MetricsFile) -> bool:
         self.status.update(state=records.STOPPING, step=self._step)

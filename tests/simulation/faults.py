@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simulation.clusters import Cluster
 from simulation.links import Call
 from simulation.machines import Machine, SimulatedProcess, present
 from simulation.scheduler import SCHEDULER
-from simulation.world import PAIR, World
+from simulation.world import World
 
 LINK = ("request lost", "answer lost")
 LINES = ("kill before line", "kill after line")  # of a journal; their ``call`` is the number of the line
@@ -22,7 +23,21 @@ KINDS = (*LINES, *LINK, "kill process", "kill process after", "crash source", "c
          "cut bucket")  # fmt: skip
 # Drawn more often: what fewer schedules have seen.
 WEIGHTED = (*KINDS, *("crash source", "crash target", "reboot operator", "snapshot source", "snapshot target") * 2)
-LASTING = ("crash", "cut", "freeze", "fill", "snapshot")
+LATER = " later"  # a fault that strikes some time after its call
+DELAY = 100.0  # seconds
+FURTHER = ("kill engine later", "crash target later", "crash source later")
+# Of places with a cluster.
+CLUSTER = (
+    "requeue jobs",
+    "preempt jobs",
+    "requeue jobs later",
+    "preempt jobs later",
+    "lose nodes",
+    "lose nodes after save",
+    "hang controller",
+    "busy controller",
+)
+LASTING = ("crash", "cut", "freeze", "fill", "snapshot", "lose", "hang", "busy")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
 
@@ -50,15 +65,15 @@ class Fault:
         return asdict(self)
 
 
-def draw(dice: random.Random, calls: int, most: int = 3) -> list[Fault]:
+def draw(dice: random.Random, calls: int, most: int = 3, kinds: Sequence[str] = WEIGHTED) -> list[Fault]:
     """Draw faults for a migration of about so many calls."""
-    found = [draw_fault(dice, calls) for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)]))]
+    found = [draw_fault(dice, calls, kinds) for _ in range(dice.choice([1, 1, 1, 2, 2, *range(3, most + 1)]))]
     return sorted(found, key=lambda fault: fault.call)
 
 
-def draw_fault(dice: random.Random, calls: int) -> Fault:
+def draw_fault(dice: random.Random, calls: int, kinds: Sequence[str] = WEIGHTED) -> Fault:
     """Draw a fault of a migration of about so many calls."""
-    kind = dice.choice(WEIGHTED)
+    kind = dice.choice(kinds)
     return Fault(dice.randrange(calls + 5), kind, dice.choice(OUTAGES) if kind.startswith(LASTING) else 0.0)
 
 
@@ -69,7 +84,7 @@ class Strikes:
         self._world, self._faults = world, list(faults)
         self._source, self._target = source, target
         self._first = len(world.network.calls)
-        self.struck: list[str] = []
+        self.struck = world.struck
         self._after: list[Callable[[], None]] = []
         world.network.fault, world.network.after = self.before, self.after
         world.journal_lines = 0
@@ -85,6 +100,9 @@ class Strikes:
                 answer = fault.kind
             elif fault.kind == "kill process after":
                 self._after.append(lambda process=call.process: process and process.kill())
+            elif fault.kind.endswith(LATER):
+                now = replace(fault, kind=fault.kind.removesuffix(LATER))
+                _later(DELAY, lambda now=now, call=call: self._strike(now, call))
             else:
                 self._strike(fault, call)
         return answer
@@ -113,8 +131,8 @@ class Strikes:
             SCHEDULER.park(fault.seconds)
         elif kind.startswith("crash"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
-            if machine.name in PAIR and world.target == "pair":
-                machine = world.machines[world.dice.choice(PAIR)]
+            if machine.name in world.behind_target and len(world.behind_target) > 1:
+                machine = world.machines[world.dice.choice(world.behind_target)]
             self._crash(machine)
             _later(fault.seconds, lambda: machine.boot(world.dice.choice(JUMPS)))
         elif kind == "reboot operator":
@@ -143,10 +161,8 @@ class Strikes:
                 p for m in world.machines.values() for p in m.processes.values() if p.name.startswith("engine")
             ]:
                 engine.kill()
-        elif kind == "keep state":
-            keep_state(world)
-        elif kind == "restore state":
-            restore_state(world)
+        else:
+            _strike_records(world, fault)
 
     def _restore(self, machine: Machine, kept: str) -> None:
         """Put an earlier copy of a machine's root back, as a restored snapshot does."""
@@ -159,6 +175,28 @@ class Strikes:
         lost = machine.crash()
         if lost:
             self.struck.append(f"{SCHEDULER.now:.1f} {machine.name}: {lost}")
+
+
+def _strike_records(world: World, fault: Fault) -> None:
+    if fault.kind == "keep state":
+        keep_state(world)
+    elif fault.kind == "restore state":
+        restore_state(world)
+    elif fault.kind in CLUSTER and world.cluster is not None:
+        _strike_cluster(world.cluster, fault)
+
+
+def _strike_cluster(cluster: Cluster, fault: Fault) -> None:
+    if fault.kind == "requeue jobs":
+        cluster.requeue()
+    elif fault.kind == "preempt jobs":
+        cluster.preempt()
+    elif fault.kind.startswith("lose nodes"):
+        cluster.lose_nodes(fault.seconds, fault.kind.endswith("save"))
+    else:
+        failing = "hangs" if fault.kind == "hang controller" else "busy"
+        setattr(cluster, failing, True)
+        _later(fault.seconds, lambda: setattr(cluster, failing, False))
 
 
 def keep_state(world: World) -> None:

@@ -24,7 +24,7 @@ from midstream_core.attempt import status_file
 from midstream_core.object_store import open_bucket
 from midstream_host.machine import environments, inventory
 from midstream_host.runs import process_start, record_repair, slurm
-from simulation import buckets, copies, engine, groups, hardware, links, operating_system, pace, unseen
+from simulation import buckets, clusters, copies, engine, groups, hardware, links, operating_system, pace, unseen
 from simulation.machines import SimulatedProcess, present
 from simulation.operating_system import replace_everywhere
 from simulation.scheduler import SCHEDULER
@@ -149,6 +149,7 @@ def install() -> None:
     replace_everywhere(inventory.collect, dict)
     replace_everywhere(record_repair._engines, _engines)
     replace_everywhere(slurm.query_in_background, lambda: None)
+    clusters.install(lambda: WORLDS[-1].cluster)
     stub = Path(__file__).parent / "package"
     replace_everywhere(bundle.packages_directory, lambda: stub)
     links.ALL = frozenset(sys.modules) | {"midstream_host", "midstream_core"}

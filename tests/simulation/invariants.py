@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
+from simulation import clusters
 from simulation.history import HISTORY, Commit
 from simulation.world import PAIR, World
 
@@ -16,14 +17,14 @@ class BrokenError(AssertionError):
     """An invariant does not hold."""
 
 
-def check_commits(commits: list[Commit], consents: list[int]) -> None:
+def check_commits(world: World, commits: list[Commit], consents: list[int]) -> None:
     """Check that the commits form one line.
 
     A start commits only while no newer start has committed, each start continues the newest commit before it, and no
     step is committed twice. ``consents``: steps to which a user has agreed to go back.
     """
     if HISTORY.doubles:
-        raise BrokenError(f"a running attempt was started again: {HISTORY.doubles}")
+        raise BrokenError(f"two engines at one time: {HISTORY.doubles}")
     for before, after in pairwise(commits):
         if (after.epoch, after.start) < (before.epoch, before.start):
             raise BrokenError(f"an older start has committed after a newer one: {before} {after}")
@@ -33,15 +34,20 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
             if after.step <= before.step:
                 raise BrokenError(f"a step was committed twice: {before} {after}")
         elif (
-            after.restored < before.step and after.restored not in consents and not (ANY in consents and _sealed(after))
+            after.restored < before.step
+            and after.restored not in consents
+            and not (ANY in consents and _sealed(world, after))
         ):
             raise BrokenError(
                 f"steps {after.restored} to {before.step} were given up without consent: {before} {after}"
             )
 
 
-def _sealed(commit: Commit) -> bool:
-    return any(entry[4] == commit.restored for entry in HISTORY.seals)
+def _sealed(world: World, commit: Commit) -> bool:
+    """Return whether a run was sealed at the step that a commit's engine has restored: by an engine, or without one."""
+    fences = filter(None, map(world.fence, world.machines))
+    steps = [seal["step"] for fence in fences for seal in fence.seals]
+    return commit.restored in steps or any(entry[4] == commit.restored for entry in HISTORY.seals)
 
 
 def check_certificates(world: World, state: str = "state") -> None:
@@ -51,12 +57,12 @@ def check_certificates(world: World, state: str = "state") -> None:
         if not certificate["valid"]:
             continue
         step, digest = certificate["step"], certificate["root_digest"]
-        saved = [commit for commit in HISTORY.commits if commit.step == step]
+        saved = [commit for commit in (*HISTORY.commits, *HISTORY.lost) if commit.step == step]
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
         begun = [start for start in HISTORY.starts if start.epoch == certificate["epoch"]]
-        first = PAIR[0] if certificate["target"] == "pair" else certificate["target"]
-        if not any((start.machine, start.restored) == (first, step) for start in begun):
+        first = {"pair": PAIR[:1], clusters.TARGET: clusters.NODES}.get(certificate["target"], (certificate["target"],))
+        if not any(start.machine in first and start.restored == step for start in begun):
             raise BrokenError(f"{path} certifies step {step} on {certificate['target']}, and there began only {begun}")
 
 
@@ -64,6 +70,13 @@ def check_outcomes(world: World) -> None:
     """Check that no migration ended as completed while another machine owned the run."""
     if world.completed:
         raise BrokenError("; ".join(world.completed))
+
+
+def check_completed(world: World) -> None:
+    """Check that a migration that nothing has disturbed has moved the run."""
+    words, code, text = world.said[-1]
+    if code or not set(world.trains()) <= set(world.behind_target):
+        raise BrokenError(f"nothing failed, and {words} ended with exit code {code}: {text.strip()[-300:]}")
 
 
 def check_other(world: World) -> None:

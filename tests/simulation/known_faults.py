@@ -5,20 +5,24 @@ Each is a function that changes the program in this process. Its docstring says 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from midstream.errors import MidstreamError
 from midstream.migrate import executor, journal_recovery, migration_process
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
-from midstream.watch import known_owners
+from midstream.ownership.judgement import UNSIGNED, Judgement, Standing
+from midstream.ownership.owner_judge import OwnerJudge
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
-from midstream_core.records import process_identity
+from midstream_engine.checkpoint.saving import retention
 from midstream_engine.loop.fence_reader import FenceReader
-from midstream_host.runs import attempts, ownership, run_state
-from simulation import copies, engine
+from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands, slurm_submission
+from simulation import clusters, copies
+from simulation.engine_process import EngineProcess
 from simulation.operating_system import replace_everywhere
 
 KNOWN: dict[str, Callable[[], None]] = {}
@@ -31,20 +35,10 @@ def known(put_back: Callable[[], None]) -> Callable[[], None]:
 
 @known
 def any_fence_accepts() -> None:
-    """A commit did not look at the fence."""
+    """A commit did not look at the fence, and no engine looked at it between two updates."""
     replace_everywhere(save_fence.check, lambda *_: None)
     save_fence.check = lambda *_, **__: None  # type: ignore[assignment]
-
-
-@known
-def boot_id_as_proof() -> None:
-    """A process of another boot id counted as ended: a second engine started on a shared root."""
-
-    def has_ended(process: records.ProcessIdentity, seen: float) -> bool:
-        del seen
-        return not process_identity.is_running(process)
-
-    replace_everywhere(process_identity.has_ended, has_ended)
+    FenceReader.epoch = lambda self: 0  # type: ignore[method-assign]
 
 
 @known
@@ -53,7 +47,6 @@ def start_is_repeated() -> None:
     real = attempts.start
 
     def start(root: str, run_id: str, number: int, **named: Any) -> Any:
-        import os
 
         launched = records.RunPaths(root, run_id).attempt(number).launched(0)
         if os.path.exists(launched):
@@ -148,19 +141,22 @@ def superseded_start_goes_on() -> None:
 @known
 def engine_ignores_command_to_restore() -> None:
     """The target's engine began from the beginning; the certificate was valid."""
-    engine.Engine._origin = lambda self, command: ""  # type: ignore[method-assign]
+    EngineProcess._origin = lambda self, command: ""  # type: ignore[method-assign]
 
 
 @known
 def older_checkpoint_is_restored() -> None:
-    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since."""
-    engine.Engine._origin = lambda self, command: (  # type: ignore[method-assign]
+    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since.
+
+    Of a run that keeps its checkpoints: else retention has removed that one.
+    """
+    replace_everywhere(retention.to_delete, lambda *_, **__: [])
+    EngineProcess._origin = lambda self, command: (  # type: ignore[method-assign]
         command.checkpoint if command and command.checkpoint else _first_checkpoint(self)
     )
 
 
-def _first_checkpoint(one: engine.Engine) -> str:
-    import os
+def _first_checkpoint(one: EngineProcess) -> str:
 
     names = [name for name in os.listdir(one.paths.checkpoints) if records.parse_checkpoint_name(name)]
     return min(names, key=lambda name: records.parse_checkpoint_name(name) or (0, 0), default="")
@@ -196,7 +192,6 @@ def fence_goes_back() -> None:
 
     def put_fence(root: str, run_id: str, fence: Any, migration: str = "", chain: Any = None) -> Any:
         del migration, chain
-        import os
 
         paths = records.RunPaths(root, run_id)
         os.makedirs(paths.dir, exist_ok=True)
@@ -217,10 +212,8 @@ def migration_lock_is_shared() -> None:
 @known
 def largest_epoch_is_believed() -> None:
     """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
-    from midstream.watch.snapshot import Snapshot
-
-    Snapshot.believed = lambda self, run_id: sorted(  # type: ignore[method-assign]
-        (run for run in self.runs if run.run_id == run_id), key=lambda run: -run.epoch
+    OwnerJudge.judge = lambda self, run_id, copies: Judgement(  # type: ignore[method-assign]
+        run_id, None, {copy.host: Standing(UNSIGNED) for copy in copies}
     )
 
 
@@ -233,16 +226,12 @@ def relaunch_runs_once() -> None:
 @known
 def pins_are_ignored() -> None:
     """Retention deleted the checkpoint that a migration was copying."""
-    from midstream_engine.checkpoint.saving import retention
-
     replace_everywhere(retention.read_pins, lambda paths, now: set())
 
 
 @known
 def retention_of_a_former_start() -> None:
     """A superseded start deleted the checkpoints of the newer one."""
-    from midstream_engine.checkpoint.saving import retention
-
     real = retention.to_delete
     replace_everywhere(real, lambda policy, saved, fence, pinned, own=None: real(policy, saved, None, pinned, None))
 
@@ -274,6 +263,105 @@ def fence_is_not_durable() -> None:
     records.Fence.write = lambda self, path, *, durable=True: real(self, path, durable=False)  # type: ignore[method-assign]
 
 
+@known
+def own_full_disk_rolls_back() -> None:
+    """A report that could not be written on the operator's full disk rolled back a target that trained."""
+    replace_everywhere(executor._is_of_this_machine, lambda error: False)
+    replace_everywhere(executor._may_go_on, lambda migration: False)
+
+
+@known
+def failure_gives_up_steps() -> None:
+    """A source that was away for five seconds after the target had started gave up the target's steps."""
+    replace_everywhere(executor._may_go_on, lambda migration: False)
+    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  no connection is told from the others
+
+
+@known
+def late_command_seals() -> None:
+    """A command to seal came after another process had rolled the migration back: the run had no owner."""
+
+    def send_command(root: str, run_id: str, attempt: int, command: Any) -> int:
+        files = records.RunPaths(root, run_id).attempt(attempt)
+        before = records.Command.read_or_none(files.command_file)
+        sequence = before.sequence + 1 if before else 1
+        records.Command.from_json({**command, "sequence": sequence}, "command").write(files.command_file)
+        return sequence
+
+    _replace_declared(ownership.send_command, send_command)
+    replace_everywhere(ownership_records.refuse_later_owner, lambda *_, **__: None)
+
+
+@known
+def released_lock_is_acquired() -> None:
+    """A migration went on that a copy of its files had rolled back before it locked the run."""
+    real = ownership.acquire
+
+    def acquire(root: str, run_id: str, *given: Any, **named: Any) -> Any:
+        path = records.RunPaths(root, run_id).migration_lock
+        lock = records.MigrationLock.read_or_none(path)
+        if lock is not None and lock.released:
+            os.unlink(path)
+        return real(root, run_id, *given, **named)
+
+    _replace_declared(real, acquire)
+
+
+@known
+def sealed_checkpoint_is_pruned() -> None:
+    """The target's retention removed the sealed checkpoint from a bucket: no rollback was possible."""
+    relaunch.pin = lambda *_: None  # type: ignore[assignment]
+
+
+@known
+def earlier_fence_is_left() -> None:
+    """The repair of a restored owner left its earlier fence, under which engines start and save nothing."""
+    Judgement.has_earlier_fence = lambda self, host, fence: False  # type: ignore[method-assign]
+
+
+@known
+def silent_controller_ends_jobs() -> None:
+    """A controller of SLURM that did not answer counted as one that does not know the job: it was started again."""
+    real = slurm._query
+
+    def query(job: str) -> Any:
+        found = real(job)
+        return replace(found, state="COMPLETED") if found.reason == slurm.NO_ANSWER else found
+
+    replace_everywhere(real, query)
+
+
+@known
+def accounting_comes_first() -> None:
+    """The accounting, which is late and has each earlier run of a requeued job, decided on a job's state."""
+    real = slurm_commands.run
+
+    def run(argv: Any, *given: Any, **named: Any) -> str:
+        if argv[0] == "squeue" and "--jobs" in argv:
+            raise slurm_commands.MissingError("squeue: not asked")
+        return real(argv, *given, **named)
+
+    replace_everywhere(real, run)
+
+
+@known
+def job_is_submitted_twice() -> None:
+    """The answer of sbatch was lost, another job of the attempt was submitted, and both started an engine."""
+    replace_everywhere(slurm_submission._jobs_of, lambda path, flags: [])
+    replace_everywhere(clusters._is_recorded, lambda job: True)
+
+
+@known
+def requeued_job_has_ended() -> None:
+    """A job that had ended with its engine's last status counted as ended while it waited to start again."""
+    real = slurm.is_running
+
+    def is_running(path: Any, status: Any) -> bool:
+        return real(path, status) and not (status is not None and status.state in records.ENDED)
+
+    replace_everywhere(real, is_running)
+
+
 def _declared_like(real: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:
     import functools
 
@@ -282,6 +370,3 @@ def _declared_like(real: Callable[..., Any], new: Callable[..., Any]) -> Callabl
 
 def _replace_declared(real: Callable[..., Any], new: Callable[..., Any], declared: bool = True) -> None:
     replace_everywhere(real, _declared_like(real, new) if declared else new)
-
-
-__all__ = ["KNOWN", "known_owners"]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
+from simulation import faults
 from simulation.known_faults import KNOWN
 from simulation.machines import REAL_EXIT
-from simulation.runner import children_seconds, fork_schedule, single_faults
+from simulation.runner import children_seconds, fork_schedule
 from simulation.scheduler import REAL_CLOCK
-from simulation.schedules import Schedule
+from simulation.schedules import CALLS, CLUSTER, Schedule
 from simulation.shrink import broken_invariant, replay_flags
 
 LIMIT = 300.0  # seconds of a core for one fault
@@ -30,36 +32,76 @@ it, or have one fault at each call in turn. `make simulate ARGS="--known-all FAU
 | fault | what it was | schedules | number of them | seconds of a core | schedule that finds it |
 | --- | --- | --- | --- | --- | --- |
 """  # noqa: E501
-# Schedules that a fault is looked for in: a scenario, or kinds of single faults. Without an entry: all.
-SCENARIO = {
-    "migration_lock_is_shared": "two at once",
-    "rollback_leaves_nothing_running": "roll back",
-    "rollback_leaves_target": "roll back",
-    "fence_goes_back": "copied state",
-    "suspended_process_starts_the_target": "copied state",
-    "source_permits_any_process": "copied state",
-    "silence_of_the_journal": "copied state",
-    "restored_journal_is_believed": "copied state",
-    "largest_epoch_is_believed": "liar",
-}
-SINGLE = {
-    "start_is_repeated": ("answer lost",),
-    "present_attempt_is_not_adopted": ("answer lost", "kill process after"),
-    "older_checkpoint_is_restored": ("kill engine",),
-    "start_numbers_do_not_rise": ("kill engine",),
-    "relaunch_runs_once": ("kill engine", "crash target"),
-    "lost_contact_rolls_back": ("cut target",),
-    "standby_is_taken_for_the_run": ("kill process after",),
-    "fence_is_not_durable": ("crash source", "crash target"),
-    "run_passes_on_unnoticed": ("freeze process",),
+
+
+@dataclass(frozen=True)
+class Search:
+    """Schedules in which a fault is looked for: what is not given is drawn.
+
+    ``kinds``: kinds of the drawn faults.
+    """
+
+    scenario: str = ""
+    mode: str = ""
+    place: str = ""
+    kinds: tuple[str, ...] = ()
+
+    def schedules(self) -> Iterator[Schedule]:
+        """Yield the schedules of all seeds."""
+        for seed in count():
+            struck = None
+            if self.kinds:
+                dice = random.Random(f"search {seed}")
+                struck = tuple(faults.draw(dice, CALLS[self.mode or "cold"], kinds=self.kinds))
+            yield Schedule(seed, self.scenario, self.mode, struck, self.place)
+
+    def words(self) -> str:
+        """Return in words what is given."""
+        given = ", ".join(filter(None, (self.scenario, self.mode, self.place, " or ".join(self.kinds))))
+        return given or "all"
+
+
+REQUEUED_BY_SLURM = Search("patient", "cold", CLUSTER, ("requeue jobs later", "preempt jobs later"))
+REQUEUED = Search("patient", "cold", CLUSTER, ("lose nodes", "lose nodes after save"))
+COPIED = Search("copied state", "cold", "disk", ("freeze process", "kill process after", "kill process"))
+SEARCHES = {
+    "any_fence_accepts": REQUEUED,
+    "superseded_start_goes_on": REQUEUED,
+    "older_checkpoint_is_restored": REQUEUED_BY_SLURM,
+    "retention_of_a_former_start": REQUEUED,
+    "start_numbers_do_not_rise": REQUEUED,
+    "present_attempt_is_not_adopted": Search("migrate", "cold", "disk", ("kill process after", "kill before line")),
+    "start_is_repeated": Search("migrate", "cold", "disk", ("answer lost",)),
+    "relaunch_runs_once": Search("patient", "cold", "disk", ("kill engine later", "crash target later")),
+    "lost_contact_rolls_back": Search("patient", "cold", "disk", ("cut target",)),
+    "standby_is_taken_for_the_run": Search("migrate", "warm", "disk", ("kill process after", "kill after line")),
+    "fence_is_not_durable": Search("migrate", "cold", "disk", ("crash source", "crash target")),
+    "run_passes_on_unnoticed": COPIED,
+    "own_full_disk_rolls_back": Search("patient", "cold", "disk", ("fill operator",)),
+    "failure_gives_up_steps": Search("patient", "cold", "disk", ("cut source",)),
+    "late_command_seals": COPIED,
+    "released_lock_is_acquired": COPIED,
+    "sealed_checkpoint_is_pruned": Search("patient", "warm", "bucket", ("fill operator", "crash target")),
+    "earlier_fence_is_left": Search("roll back", "cold", "bucket", ("snapshot source",)),
+    "silent_controller_ends_jobs": Search("patient", "cold", CLUSTER, ("hang controller",)),
+    "accounting_comes_first": REQUEUED_BY_SLURM,
+    "job_is_submitted_twice": Search("migrate", "cold", CLUSTER, ("hang controller",)),
+    "requeued_job_has_ended": REQUEUED_BY_SLURM,
+    "migration_lock_is_shared": Search("two at once"),
+    "rollback_leaves_nothing_running": Search("roll back"),
+    "rollback_leaves_target": Search("roll back"),
+    "fence_goes_back": COPIED,
+    "suspended_process_starts_the_target": COPIED,
+    "source_permits_any_process": COPIED,
+    "silence_of_the_journal": COPIED,
+    "restored_journal_is_believed": COPIED,
+    "largest_epoch_is_believed": Search("liar"),
 }
 
 
 def schedules_of(name: str) -> Iterator[Schedule]:
     """Yield the schedules that a fault is looked for in."""
-    if name in SINGLE:
-        return chain(single_faults(SINGLE[name]), (Schedule(seed) for seed in count()))
-    return (Schedule(seed, scenario=SCENARIO.get(name, "")) for seed in count())
+    return SEARCHES.get(name, Search()).schedules()
 
 
 @dataclass(frozen=True)
@@ -75,9 +117,7 @@ class Finding:
     def row(self) -> str:
         """Return the row of the table."""
         described = (KNOWN[self.name].__doc__ or "").strip()
-        source = SCENARIO.get(self.name, "drawn")
-        if self.name in SINGLE:
-            source = " or ".join(SINGLE[self.name]) + " at each call"
+        source = SEARCHES.get(self.name, Search()).words()
         shown = "**not found**"
         if self.schedule is not None:
             shown = f"`SEED={self.schedule.seed}` `{replay_flags(self.schedule)}`"

@@ -95,9 +95,13 @@ class MachineClock:
 
 @dataclass
 class Activity:
-    """How often programs have worked on a root, but for those that only look at it."""
+    """How often programs have worked on a root, but for those that only look at it.
+
+    ``timed``: what is read there changes with time, too.
+    """
 
     count: int = 0
+    timed: bool = False
 
 
 @dataclass
@@ -168,11 +172,16 @@ class SimulatedProcess:
         self.ended = Event()
         self.exit_code: int | None = None
         self.looks = False  # it writes nothing
+        self.held: list[Task] | None = None  # tasks that became ready while it is frozen; None: it is not
+        self.after_save: Callable[[], None] | None = None  # of an engine: strikes once, after its next save
         self.tasks: list[Task] = []
         self._locks: set[int] = set()  # descriptors that it holds a lock on
         machine.processes[self.pid] = self
         self._run = run
         self.start_task(self._main, name)
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.machine.name} (pid {self.pid})"
 
     def start_task(self, run: Callable[[], object], name: str) -> Task:
         """Start a thread of this process."""

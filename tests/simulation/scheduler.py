@@ -25,7 +25,12 @@ class EndlessWaitError(AssertionError):
 
 
 class Owner(Protocol):
-    """Process that a task belongs to; its clock and environment hold while the task runs."""
+    """Process that a task belongs to; its clock and environment hold while the task runs.
+
+    ``held``: its tasks that became ready while it is frozen; None: it is not.
+    """
+
+    held: list[Task] | None
 
     def enter(self) -> None:
         """Make this process's environment the present one."""
@@ -105,7 +110,9 @@ class Scheduler:
                     continue
                 index = self.random.randrange(len(self._ready)) if len(self._ready) > 1 else 0
                 task = self._ready.pop(index)
-                if not task.abandoned:
+                if task.owner is not None and task.owner.held is not None:
+                    task.owner.held.append(task)
+                elif not task.abandoned:
                     self._switch(task)
         finally:
             self._entered = None
@@ -169,6 +176,10 @@ class Scheduler:
         if task.waiting and not task.abandoned:
             task.waiting = False
             self._ready.append(task)
+
+    def resume(self, held: list[Task]) -> None:
+        """Make the tasks of a process ready that was frozen."""
+        self._ready += held
 
     def give_way(self) -> None:
         """Let other ready tasks run first, if the draw says so."""

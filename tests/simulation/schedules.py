@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from signal import SIGINT
 
-from simulation import buckets, faults, hints, invariants, operators
+from simulation import buckets, clusters, faults, hints, invariants, operators
 from simulation.history import HISTORY
 from simulation.invariants import ANY
 from simulation.scheduler import SCHEDULER, EndlessWaitError
@@ -24,7 +24,11 @@ from simulation.world import CLAIMED, RUN, World, records
 MODES = ("cold", "warm", "live")
 CALLS = {"cold": 80, "warm": 95, "live": 140}  # of a migration without faults, about
 GROUP = "group"  # the target has two hosts
-PLACES = ("disk", "disk", "disk", "disk", "bucket", "bucket", "bucket without conditions", GROUP, GROUP)
+CLUSTER = "cluster"  # the target is an allocation of SLURM
+CLUSTERS = 0.15  # share of the drawn schedules whose target is one
+ELSEWHERE = ("disk", "disk", "disk", "disk", "bucket", "bucket", "bucket without conditions", GROUP, GROUP)
+PLACES = (*ELSEWHERE, CLUSTER)
+TARGETS = {GROUP: "pair", CLUSTER: clusters.TARGET}
 OTHER_RUNS = 0.3  # share of the schedules with another run on the same roots
 SHORT = ("--yes", "--healthy-steps", "3", "--certify-steps", "2")
 
@@ -48,8 +52,15 @@ class Schedule:
         """Return this schedule with what it leaves open drawn; as much is drawn where nothing is open."""
         mode = dice.choice(MODES)
         struck = faults.draw(dice, CALLS[mode])
-        scenario = dice.choice(SCENARIOS)
-        place = dice.choice(PLACES)
+        scenario = dice.choice(COMMON)
+        place = dice.choice(ELSEWHERE)
+        other = random.Random(f"cluster {self.seed}")  # schedules of other places stay what they are
+        place = CLUSTER if other.random() < CLUSTERS else place
+        scenario = other.choice(FURTHER) if other.random() < 0.2 else scenario
+        if (self.place or place) == CLUSTER:
+            struck = faults.draw(other, CALLS[mode], kinds=(*faults.WEIGHTED, *faults.CLUSTER * 4))
+        elif (self.scenario or scenario) in FURTHER:
+            struck = faults.draw(other, CALLS[mode], kinds=(*faults.WEIGHTED, *faults.FURTHER * 4))
         given = self.faults if self.faults is not None else tuple(struck)
         mode, place = self.mode or mode, self.place or place
         mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
@@ -69,6 +80,7 @@ class Outcome:
     schedule: Schedule
     story: list[str] = field(default_factory=list)
     broken: str = ""
+    struck: int = 0  # faults that happened
     virtual: float = 0.0
     calls: int = 0
 
@@ -81,7 +93,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     HISTORY.clear()
     outcome = Outcome(schedule)
     bucket = buckets.Bucket(conditional=schedule.place == "bucket") if "bucket" in schedule.place else None
-    world = World(directory, schedule.seed, bucket, target="pair" if schedule.place == GROUP else "two")
+    world = World(directory, schedule.seed, bucket, target=TARGETS.get(schedule.place, "two"))
     try:
         if dice.random() < OTHER_RUNS:
             world.begin_other()
@@ -91,12 +103,15 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
         consents: list[int] = []
         try:
             _operate(world, schedule.mode, dice, consents, schedule.scenario)
+            if schedule.scenario in ("migrate", "patient", "liar") and not strikes.struck:
+                invariants.check_completed(world)
             operators.settle(world, dice, consents)
         finally:
             outcome.story += strikes.struck
+            outcome.struck = len(strikes.struck)
         if any(name == "three" for name in world.trains()) or any(c.machine == "three" for c in HISTORY.commits):
             raise invariants.BrokenError("an engine was started on a machine that no command has named")
-        invariants.check_commits(HISTORY.commits, consents)
+        invariants.check_commits(world, HISTORY.commits, consents)
         invariants.check_certificates(world)
         invariants.check_outcomes(world)
         invariants.check_other(world)
@@ -110,7 +125,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
     outcome.story += [
         f"$ midstream {words}\n  exit {code}: {hints.last_message(text)[:600]}" for words, code, text in world.said
     ]
-    outcome.story.append(f"trains on {world.trains()}")
+    outcome.story.append(f"trains on {world.trains()} after {outcome.calls} calls")
     return outcome
 
 
@@ -119,12 +134,15 @@ def _give(world: World, *words: str) -> tuple[int, str]:
     return world.wait(world.command(*words))
 
 
-SCENARIOS = ("migrate", "migrate", "roll back", "two at once", "copied state", "guard", "liar", "and back")
+COMMON = ("migrate", "migrate", "roll back", "two at once", "copied state", "guard", "liar", "and back")
+FURTHER = ("patient",)
+SCENARIOS = (*COMMON, *FURTHER)
+LONG = ("--yes", "--healthy-steps", "40", "--certify-steps", "2")  # the target saves before the migration's end
 
 
 def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
     """Give the commands of a scenario."""
-    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *SHORT)
+    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *(LONG if scenario == "patient" else SHORT))
     if scenario == "guard":
         _guard(world, dice.choice([100.0, 400.0, 1500.0]))
         return
@@ -171,6 +189,5 @@ def _claim(world: World, name: str) -> None:
     else:
         shutil.copy(world.paths("one").store_file, paths.store_file)
     records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
-    status = world.status("one")
-    assert status is not None
-    replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))
+    if (status := world.status("one")) is not None:  # a power cut has not torn it
+        replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

@@ -40,7 +40,10 @@ def unseen_ends(seconds: float, enough: Callable[[float], bool] = lambda at: Fal
 
     ``enough``: whether a step that ends at that time is the last one.
     """
-    limit = SCHEDULER.unseen_until() - MARGIN
+    process = present()
+    assert process is not None
+    strikes = process.after_save is not None  # nobody knows when that will be
+    limit = SCHEDULER.now if strikes else SCHEDULER.unseen_until() - MARGIN
     ends = [SCHEDULER.now + seconds]
     while ends[-1] + seconds <= limit and not enough(ends[-1]):
         ends.append(ends[-1] + seconds)
@@ -62,8 +65,9 @@ def _poll_changed(self: probe._Run) -> None:
     """Poll a run, unless nothing has worked on its root since the last poll, and no time is awaited."""
     process = present()
     assert process is not None
-    reported, worked = self._reported, (process.machine.activity.count, SCHEDULER.outside)
+    reported, activity = self._reported, process.machine.activity
+    worked = activity.count, SCHEDULER.outside
     timed = reported.get("unproven") or any(entry["pinned"] for entry in reported.get("checkpoints", ()))
-    if timed or _polled.get(self) != worked:
+    if activity.timed or timed or _polled.get(self) != worked:
         _poll(self)
         _polled[self] = worked

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from midstream_core import records
-from simulation import buckets, checkpoints, engine, groups, links
+from simulation import buckets, checkpoints, clusters, engine, groups, links
 from simulation.disks import Disk
 from simulation.history import HISTORY, Commit
 from simulation.machines import Machine, SimulatedProcess
@@ -39,12 +39,15 @@ class World:
     directory: str
     seed: int = 0
     bucket: buckets.Bucket | None = None  # of the run's checkpoints; None: they are on the hosts' disks
-    target: str = "two"  # of migrations: a host, or the group of `PAIR`
+    target: str = "two"  # of migrations: a host, the group of `PAIR`, or the cluster
+    cluster: clusters.Cluster | None = None
     network: links.Network = field(init=False)
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
-    troubled: bool = False  # whether a machine or link failed when the newest command ended
+    troubled: bool = False  # the newest command ended while a machine or link failed, or the run trained
+    struck: list[str] = field(default_factory=list)  # faults that have happened
+    restored: bool = False  # whether a root was put back
     journal_lines: int = 0
     other: dict[str, str] = field(default_factory=dict)  # file of the other run -> digest
     completed: list[str] = field(default_factory=list)  # migrations that ended as completed and were not
@@ -55,7 +58,9 @@ class World:
     def __post_init__(self) -> None:
         self.network = links.Network(self.machines)
         self.dice = random.Random(f"world {self.seed}")
-        for name in ("operator", *HOSTS):
+        if self.target == clusters.TARGET:
+            self.cluster = clusters.Cluster(self)
+        for name in ("operator", *HOSTS, *(clusters.NODES[1:] if self.cluster else ())):
             path = os.path.join(self.directory, name)
             os.makedirs(path, exist_ok=True)
             self.machines[name] = machine = Machine(name, path)
@@ -64,8 +69,9 @@ class World:
             states = (os.path.join(self.directory, "state"),) if name == "operator" else ()
             machine.disk = Disk((path, *states), kept)
             machine.disk.random.seed(f"disk {self.seed} {name}")
-            if name == PAIR[1]:
+            if name in (*PAIR, *clusters.NODES) and name != PAIR[0]:
                 machine.activity = self.machines[PAIR[0]].activity
+            machine.activity.timed |= self.cluster is not None
             machine.ahead, machine.rate = self.dice.choice(AHEAD), 1.0 + self.dice.choice((0.0, 2e-4, -2e-4))
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
@@ -78,11 +84,20 @@ class World:
             for entry in hosts.values():
                 entry["store"] = "all"
         fleet["targets"] = {"pair": {"type": "hosts", "hosts": list(PAIR), "shared_root": self.root("two")}}
+        if self.cluster is not None:
+            fleet["targets"][clusters.TARGET] = {"type": "slurm", "host": clusters.LOGIN, "sbatch": ["--nodes=1"]}
         Path(self.fleet_file).write_text(yaml.safe_dump(fleet))
         WORLDS.append(self)
 
+    @property
+    def behind_target(self) -> tuple[str, ...]:
+        """Machines of the target, the one that has its root first."""
+        if self.cluster is not None:
+            return clusters.LOGIN, *clusters.NODES
+        return PAIR if self.target == "pair" else (self.target,)
+
     def root(self, name: str) -> str:
-        return os.path.join(self.directory, PAIR[0] if name in PAIR else name, "root")
+        return os.path.join(self.directory, PAIR[0] if name in (*PAIR, *clusters.NODES) else name, "root")
 
     def paths(self, name: str) -> records.RunPaths:
         return records.RunPaths(self.root(name), RUN, buckets.URL if self.bucket is not None else "")
@@ -111,7 +126,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
-            self.troubled = not self.healthy()
+            self.troubled = not self.healthy() or len(self.trains()) == 1
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -148,12 +163,13 @@ class World:
 
     def restore_root(self, host: str, kept: str) -> int:
         """Put a copy of a host's root back. Return how many of the newest commits no machine has any more."""
+        self.restored = True
         shutil.rmtree(self.root(host), ignore_errors=True)
         if os.path.isdir(kept):
             shutil.copytree(kept, self.root(host))
         commits, count = HISTORY.commits, 0
         while commits and not any(self._has(name, commits[-1]) for name in self.machines):
-            commits.pop()
+            HISTORY.lost.append(commits.pop())
             count += 1
         return count
 
@@ -201,20 +217,25 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says."""
+        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
             return None
-        found = [records.Status.read_or_none(self.paths(host).attempt(number).status(0)) for number in numbers]
-        return next((status for status in reversed(found) if status is not None), None)
+        for number in reversed(numbers):
+            try:
+                if status := records.Status.read_or_none(self.paths(host).attempt(number).status(0)):
+                    return status
+            except records.DamagedRecordError:
+                return None
+        return None
 
     def fence(self, host: str) -> records.Fence | None:
         return records.Fence.read_or_none(self.paths(host).fence)
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [name for name, pid in HISTORY.training if pid in self.machines[name].processes]
+        return [process.machine.name for process in HISTORY.training if process.exit_code is None]
 
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""

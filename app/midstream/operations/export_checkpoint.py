@@ -30,7 +30,7 @@ class ExportRequest:
 
     run: RunView
     checkpoint: str
-    form: str  # one of `checkpoint_flags.EXPORT_FORMATS`
+    form: str  # one of `EXPORT_FORMATS`
     output: HostPath
 
 

@@ -362,7 +362,7 @@ def document() -> str:
         "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/reference/keys.md -->",
         "",
         "`?` shows the keys of what has the focus; `ctrl+p` finds a key by its name; `:` opens the command line.",
-        "[Own keys](../how-to/tui.md#own-keys) are in a file.",
+        "[Own keys](../how-to/terminal.md#own-keys) are in a file.",
         "Commands marked \\* change something: `--readonly` refuses them.",
     ]
     for scope, title in SCOPES.items():

@@ -10,7 +10,9 @@ from midstream.migrate import host_files
 from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.observation import wait_for
+from midstream.migrate.steps.ownership_records import refuse_later_owner, signed_seal
 from midstream.migrate.steps.record_commands import show_command, show_fence
+from midstream.migrate.steps.source_return import owns_run
 from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
 from midstream.watch.snapshot import RunView
@@ -44,6 +46,41 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
         adopt_stop(migration)
         migration.journal.record(Facts(stop_confirmed_at=time.time()))
     return _put_on_all_hosts(migration, _sealed_facts(migration, migration.source_group.describe()))
+
+
+def seal_restored(migration: Migration) -> None:
+    """Seal a source again whose disk was put back since this migration sealed it.
+
+    A rollback then goes on as ever, from what is left there.
+
+    Raises:
+        MovedOnError: a later migration owns the run.
+        MidstreamError: nothing is left there, or steps are given up and the user has not agreed to that.
+    """
+    plan, sealed = migration.plan, migration.journal.facts.sealed
+    if sealed is None or owns_run(migration):
+        return
+    described = migration.source_group.describe()
+    if described.fence is not None and described.fence.epoch >= plan.epoch:
+        return
+    refuse_later_owner(migration, returning=True)
+    older = f"its copy of {plan.run_id} is older than this migration, restored perhaps, or its disk is not mounted"
+    if described.fence is None or not described.usable:
+        raise MidstreamError(
+            f"{plan.source} shows no complete checkpoint: {older}",
+            f"where its disk is back, midstream --continue {plan.migration} goes on; midstream --repair {plan.run_id} "
+            f"--on {plan.target_host} shows what {plan.target_host} would go on with",
+        )
+    step = max(checkpoint.step for checkpoint in described.usable)
+    if step < sealed.step and not migration.directory.losses_agreed():
+        raise MidstreamError(
+            f"{plan.source} shows step {step} of {plan.run_id}, and was sealed at step {sealed.step}: {older}, and a "
+            "rollback discards the steps in between",
+            f"midstream --rollback {plan.migration} --yes accepts it",
+        )
+    _acquire(migration)
+    _seal_closed(migration, described)
+    migration.note(f"{plan.source} is sealed again, at step {step}: {older}")
 
 
 def sealed_already(migration: Migration) -> Sealed | None:
@@ -92,6 +129,7 @@ def _stop(
     """
     plan, source, attempt = migration.plan, migration.source, described.attempt
     sealing = plan.checkpoint == "now"
+    agreement = migration.journal.facts.agreement
     command = records.Command(
         records.STOP,
         epoch=plan.epoch if sealing else plan.source_epoch,
@@ -99,6 +137,7 @@ def _stop(
         migration=plan.migration,
         step=at,
         checkpoint=None if sealing or plan.trainer is None else plan.checkpoint,
+        last_step_numbers=sealing and agreement is not None and agreement.last_step_numbers,
     )
     if migration.journal.facts.sealing_attempt != attempt or migration.journal.facts.stop_sequence is None:
         migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
@@ -212,6 +251,19 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
     )
 
 
+def _started_from(migration: Migration, fence: records.Fence) -> records.LineageEntry | None:
+    """Return the target's first start, where a signed record has its root digest.
+
+    A bucket may not have the sealed checkpoint any more: another process has completed the migration.
+    """
+    plan, signed, lineage = migration.plan, signed_seal(migration), migration.target_group.describe().lineage
+    for entry in lineage.entries if lineage is not None else ():
+        same = (entry.migration, entry.epoch, entry.first_step) == (plan.migration, plan.epoch, fence.sealed_step)
+        if same and signed is not None and (signed.step, signed.root_digest) == (entry.first_step, entry.root_digest):
+            return entry
+    return None
+
+
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
     """Return the seal on the source's disk: fence and newest checkpoint it accepts."""
     plan, source = migration.plan, migration.source
@@ -221,6 +273,8 @@ def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
     checkpoints = [p for p in described.checkpoints if p.complete and p.step == fence.sealed_step]
     if plan.checkpoint != "now":
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name == plan.checkpoint]
+    if not checkpoints and (started := _started_from(migration, fence)) is not None:
+        return Sealed(fence.sealed_step, started.checkpoint or "", started.root_digest or "", described.attempt, fence)
     if not checkpoints:
         raise MidstreamError(
             f"the fence on {source.name} ends the source at step {fence.sealed_step}, "

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from midstream.checkpoint_flags import EXPORT_FORMATS
 from midstream.operations.export_checkpoint import default_output
 from midstream.operations.report import check_report_path
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
 from midstream.watch.snapshot import RunView
+from midstream_core.export_formats import EXPORT_FORMATS
 
 _REPORT_WORDS = (
     "One page: curve, lineage, migrations, certificates, cost and config.",
@@ -34,7 +34,7 @@ def ask_report(screen: MidstreamScreen, run_id: str) -> None:
 
 def ask_export(screen: MidstreamScreen, run: RunView, checkpoint: str) -> None:
     """Prompt for a directory and export a checkpoint of a run to it."""
-    actions, form = screen.midstream.actions, EXPORT_FORMATS[0]
+    actions, form = screen.midstream.actions, next(iter(EXPORT_FORMATS))
     words = (f"The weights of {checkpoint}, as {form} loads them.", f"HOST:PATH of a new directory on {run.host}.")
 
     def entered(text: str | None) -> None:

@@ -17,7 +17,7 @@ Key = tuple[int, str]  # layer as NeoX counts them: 0 the embedding, blocks from
 FIRST_BLOCK = 2
 
 _NAME = re.compile(r"(?:sequential\.)?(\d+)\.(.+)")
-_TIED = "tied_modules.embed.word_embeddings.weight"
+TIED = "tied_modules.embed.word_embeddings.weight"
 # Constants that the configuration implies: rotary frequencies, causal masks.
 CONSTANTS = re.compile(r".*(inv_freq|masked_bias|attention\.bias)$")
 _GATED = ("mlp.linear1", "mlp.dense_h_to_4h")  # with a gated activation [up; gate], else up alone
@@ -52,7 +52,7 @@ def key_of(name: str) -> Key:
 
     The name is one in a module, a layer file (after its layer) or an optimizer.
     """
-    if name == _TIED:
+    if name == TIED:
         return 0, "word_embeddings.weight"
     match = _NAME.fullmatch(name)
     if match is None:

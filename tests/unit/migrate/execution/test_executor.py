@@ -24,7 +24,7 @@ from midstream.migrate.journal import migration_directory, migration_state, phas
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal, JournalError
-from midstream.migrate.phases.certify import Certify, NotCertifiedError
+from midstream.migrate.phases.certify import Certify, NotCertifiedError, NotProvenError
 from midstream.migrate.proof import certificate_page
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.migrate.steps.preemption import PreemptedError
@@ -63,6 +63,9 @@ def migration(tmp_path: Path) -> Migration:
     """Create a migration that is sealed at step 7."""
     made = unsealed(tmp_path)
     made.journal.record(Facts(sealed=SEALED))
+    paths = made.source_paths
+    ownership.acquire(root=paths.root, run_id="r", migration="m", epoch=2, owner="b", seconds=60.0)
+    ownership.seal(root=paths.root, run_id="r", epoch=2, owner="b", sealed_step=7, migration="m")
     return made
 
 
@@ -204,6 +207,18 @@ def test_failed_certificate_has_its_exit_code(migration: Migration, monkeypatch:
     assert executor.execute(migration, rollback=True) == Exit.NOT_CERTIFIED
 
 
+def test_missing_evidence_gives_up_no_step(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its user goes on without it; where the target shows that it has done nothing, the source continues."""
+    migration.journal.record(Facts(relaunching=True))
+    shows: list[bool] = [True]
+    monkeypatch.setattr(executor, "_may_go_on", lambda _: shows.pop())
+    step = Step(phase_names.CERTIFY, raising(*(NotProvenError("data", "midstream --continue m --yes") for _ in "ab")))
+    assert carry_out(migration, monkeypatch, step) == Exit.INTERRUPTED
+    assert "midstream --continue m --yes" in migration.directory.view().error
+    shows.append(False)
+    assert carry_out(migration, monkeypatch, step) == Exit.NOT_CERTIFIED
+
+
 def test_unexpected_error_is_one_line_and_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
     assert carry_out(migration, monkeypatch, Step(phase_names.RELAUNCH, raising(KeyError("surprise")))) == Exit.FAILED
     events = migration.directory.view().events
@@ -297,6 +312,7 @@ def test_rollback_reports_that_nothing_is_running(tmp_path: Path, monkeypatch: p
 
 def test_incomplete_rollback_continues_with_first_reason(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = Path(migration.source_paths.dir, "migration_lock.json")
+    before = lock.read_text()
     lock.write_text("{partial")
     assert (
         carry_out(migration, monkeypatch, Step(phase_names.CERTIFY, raising(NotCertifiedError("failed"))))
@@ -306,7 +322,7 @@ def test_incomplete_rollback_continues_with_first_reason(migration: Migration, m
     assert view.state == migration_state.ROLLBACK_INCOMPLETE
     assert "migration_lock.json" in view.error
     assert "midstream --continue m continues the rollback" in view.error
-    lock.unlink()
+    lock.write_text(before)
     forward = Step(phase_names.CUTOVER)
     assert carry_out(migration, monkeypatch, forward) == Exit.NOT_CERTIFIED
     assert (migration.directory.view().error, forward.runs) == ("failed", 0)
