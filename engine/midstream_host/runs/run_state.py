@@ -228,7 +228,7 @@ def status(root: str, run_id: str, attempt: int) -> ProcessState:
 
 
 def first_running(path: records.AttemptPaths, numbers: List[int]) -> ProcessState:
-    """Return the state of the first of these processes that runs; if none does, that of the first one."""
+    """Return the state of the first process that runs, else of the first process."""
     first: Optional[ProcessState] = None
     for process in numbers:
         process_state = status_of(path, process)
@@ -255,7 +255,7 @@ def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.
 
 
 def ended_without_status(path: records.AttemptPaths, numbers: List[int]) -> bool:
-    """Return whether one of these processes ended before its first status, as on a full disk."""
+    """Return whether a process ended before its first status, as on a full disk."""
     if not os.path.exists(path.status(0)) and slurm.ended_before_status(path):
         return True
     for process in numbers:
