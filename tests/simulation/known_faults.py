@@ -5,20 +5,27 @@ Each is a function that changes the program in this process. Its docstring says 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+from midstream.errors import MidstreamError
 from midstream.migrate import executor, journal_recovery, migration_process
+from midstream.migrate.journal import phase_names
+from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
-from midstream.ownership.judgement import Judgement
+from midstream.ownership.judgement import UNSIGNED, Judgement, Standing
+from midstream.ownership.owner_judge import OwnerJudge
 from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
+from midstream_engine.checkpoint.saving import retention
 from midstream_engine.loop.fence_reader import FenceReader
-from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands, slurm_submission
-from simulation import clusters, copies
+from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands
+from simulation import copies
 from simulation.engine_process import EngineProcess
 from simulation.operating_system import replace_everywhere
 
@@ -104,6 +111,7 @@ def rollback_leaves_nothing_running() -> None:
 def lost_contact_rolls_back() -> None:
     """A target that did not answer counted as one that does not train: the migration was rolled back."""
     replace_everywhere(executor._contact_lost, lambda migration, phase, error: error)
+    replace_everywhere(executor._may_go_on, lambda migration: False)
     replace_everywhere(target_close.close_target, _close_if_it_answers)
 
 
@@ -143,7 +151,11 @@ def engine_ignores_command_to_restore() -> None:
 
 @known
 def older_checkpoint_is_restored() -> None:
-    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since."""
+    """A requeued attempt restored the checkpoint of its first command, and gave up what it had saved since.
+
+    Of a run that keeps its checkpoints: else retention has removed that one.
+    """
+    replace_everywhere(retention.to_delete, lambda *_, **__: [])
     EngineProcess._origin = lambda self, command: (  # type: ignore[method-assign]
         command.checkpoint if command and command.checkpoint else _first_checkpoint(self)
     )
@@ -205,7 +217,9 @@ def migration_lock_is_shared() -> None:
 @known
 def largest_epoch_is_believed() -> None:
     """The largest ownership number that any host showed was the run's: a liar stopped the honest run's migration."""
-    Judgement.signed = property(lambda self: False)  # type: ignore[method-assign, assignment]
+    OwnerJudge.judge = lambda self, run_id, copies: Judgement(  # type: ignore[method-assign]
+        run_id, None, {copy.host: Standing(UNSIGNED) for copy in copies}
+    )
 
 
 @known
@@ -217,18 +231,7 @@ def relaunch_runs_once() -> None:
 @known
 def pins_are_ignored() -> None:
     """Retention deleted the checkpoint that a migration was copying."""
-    from midstream_engine.checkpoint.saving import retention
-
     replace_everywhere(retention.read_pins, lambda paths, now: set())
-
-
-@known
-def retention_of_a_former_start() -> None:
-    """A superseded start deleted the checkpoints of the newer one."""
-    from midstream_engine.checkpoint.saving import retention
-
-    real = retention.to_delete
-    replace_everywhere(real, lambda policy, saved, fence, pinned, own=None: real(policy, saved, None, pinned, None))
 
 
 @known
@@ -269,7 +272,7 @@ def own_full_disk_rolls_back() -> None:
 def failure_gives_up_steps() -> None:
     """A source that was away for five seconds after the target had started gave up the target's steps."""
     replace_everywhere(executor._may_go_on, lambda migration: False)
-    replace_everywhere(executor._contact_lost, lambda migration, phase, error: error)
+    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  no connection is told from the others
 
 
 @known
@@ -315,18 +318,6 @@ def earlier_fence_is_left() -> None:
 
 
 @known
-def silent_controller_ends_jobs() -> None:
-    """A controller of SLURM that did not answer counted as one that does not know the job: it was started again."""
-    real = slurm._query
-
-    def query(job: str) -> Any:
-        found = real(job)
-        return replace(found, state="COMPLETED") if found.reason == slurm.NO_ANSWER else found
-
-    replace_everywhere(real, query)
-
-
-@known
 def accounting_comes_first() -> None:
     """The accounting, which is late and has each earlier run of a requeued job, decided on a job's state."""
     real = slurm_commands.run
@@ -340,13 +331,6 @@ def accounting_comes_first() -> None:
 
 
 @known
-def job_is_submitted_twice() -> None:
-    """The answer of sbatch was lost, another job of the attempt was submitted, and both started an engine."""
-    replace_everywhere(slurm_submission._jobs_of, lambda path, flags: [])
-    replace_everywhere(clusters._is_recorded, lambda job: True)
-
-
-@known
 def requeued_job_has_ended() -> None:
     """A job that had ended with its engine's last status counted as ended while it waited to start again."""
     real = slurm.is_running
@@ -355,6 +339,35 @@ def requeued_job_has_ended() -> None:
         return real(path, status) and not (status is not None and status.state in records.ENDED)
 
     replace_everywhere(real, is_running)
+
+
+@known
+def restart_falls_back() -> None:
+    """A target that was started again began from the migrated state, and gave up what it had saved since.
+
+    Of a run that keeps its checkpoints.
+    """
+    older_checkpoint_is_restored()
+    replace_everywhere(relaunch.newest_of_target, lambda migration: None)
+
+
+@known
+def certified_run_is_rolled_back() -> None:
+    """A failure after the certificate rolled the migration back, and gave up the target's steps."""
+    executor.phase_names = SimpleNamespace(**{**vars(phase_names), "CERTIFY": "none"})  # type: ignore[assignment]
+    replace_everywhere(executor._may_go_on, lambda migration: False)
+
+
+@known
+def two_processes_of_a_migration() -> None:
+    """A migration was continued while another process executed it."""
+    MigrationDirectory.locked = lambda self, *_, **__: contextlib.nullcontext()  # type: ignore[method-assign]
+
+
+@known
+def failed_node_ends_its_engine() -> None:
+    """A job whose node SLURM had lost counted as ended while its engine trained on: it was started again."""
+    replace_everywhere(slurm.may_live, lambda status: False)
 
 
 def _declared_like(real: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:

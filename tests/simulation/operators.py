@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from simulation.world import RUN, World
 ATTEMPTS = 14  # commands that an operator gives until the run is somewhere
 ENDED = ("completed", "rolled back", "moved on")
 PATIENCE = 2  # times that a command is given before one that gives up steps
+OLDER = re.compile(r"shows step (\d+) of .*later steps would be given up")
 UNCHANGED = (2, 3)  # exit codes of commands that refused, and changed nothing
 STATES = ("state", "state.copied")
 
@@ -50,6 +52,7 @@ def gives_up(command: list[str]) -> bool:
 def settle(world: World, dice: random.Random, consents: list[int]) -> None:
     """Give the commands that were printed, until the run trains on one machine and no migration is open."""
     given: Counter[str] = Counter()
+    vain: Counter[str] = Counter()  # of those, given while nothing failed
     for trial in range(ATTEMPTS):
         world.run_for(dice.choice([1.0, 30.0, 200.0]) if trial < 3 else max(faults.OUTAGES))
         working = list(world.machines["operator"].processes.values())
@@ -58,15 +61,18 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
             world.run_until(lambda processes=processes: all(process.exit_code is not None for process in processes))
         if len(world.trains()) == 1 and not is_open(world):
             return
-        state, command = _next(world, given)
+        state, command = _next(world, given, vain)
         given[f"{state} {hints.line(command)}"] += 1
         if gives_up(command):
             consents.append(ANY)
+        healthy, struck = world.healthy(), len(world.struck)
         world.wait(world.command(*hints.agreed(command), state=state))
+        vain[f"{state} {hints.line(command)}"] += healthy and not world.troubled and len(world.struck) == struck
+        consents += map(int, OLDER.findall("\n".join(text for _, _, text in world.said)))
     raise BrokenError(f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {is_open(world)}")
 
 
-def _next(world: World, given: Counter[str]) -> tuple[str, list[str]]:
+def _next(world: World, given: Counter[str], vain: Counter[str]) -> tuple[str, list[str]]:
     """Return the next command, and the state directory of its operator."""
     _, code, text = world.said[-1] if world.said else ("", 0, "")
     state = Path(world.answered[-1].environment["MIDSTREAM_STATE"]).name if world.answered else "state"
@@ -77,13 +83,16 @@ def _next(world: World, given: Counter[str]) -> tuple[str, list[str]]:
             count = given[f"{state} {hints.line(command)}"]
             return gives_up(command), count
 
-        if all(given[f"{state} {hints.line(command)}"] >= PATIENCE for command in listed if not gives_up(command)):
+        others = [command for command in listed if not gives_up(command)]
+        if others and not world.restored and all(vain[f"{state} {hints.line(one)}"] >= PATIENCE for one in others):
+            raise BrokenError(f"nothing fails, and what was printed brings nothing on: {hints.last_message(text)}")
+        if all(given[f"{state} {hints.line(command)}"] >= PATIENCE for command in others):
             listed = [command for command in listed if gives_up(command)] or listed
         return state, min(listed, key=order)
     unfinished = next((state for state in STATES if is_open(world, state)), "")
     if unfinished:
         return unfinished, ["--continue", migrations(world, unfinished)[-1]]
     named = hints.COMMAND.search(hints.last_message(text))  # one that shows the reason, such as a log
-    if code > 0 and code not in UNCHANGED and named is None and not world.troubled:
+    if code > 0 and code not in UNCHANGED and named is None and not (world.troubled or world.trained):
         raise BrokenError(f"a command printed no line that brings the run on: {world.said[-1]}")
     return "state", ["--restart", RUN]

@@ -9,9 +9,11 @@ import argparse
 import cProfile
 import gc
 import itertools
+import json
 import os
 import pickle
 import pstats
+import random
 import resource
 import shutil
 import sys
@@ -20,11 +22,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 
-from simulation import faults, installation
+from simulation import faults, installation, unseen
 from simulation.machines import REAL_EXIT
 from simulation.scheduler import REAL_CLOCK
-from simulation.schedules import CALLS, GROUP, MODES, Outcome, Schedule, run_schedule
-from simulation.shrink import DRAWN, TRIALS, broken_invariant, read_faults, replay_command, shrink
+from simulation.schedules import CALLS, CLUSTER, GROUP, MODES, Outcome, Schedule, run_schedule
+from simulation.shrink import DRAWN, TRIALS, broken_invariant, faults_text, read_faults, replay_command, shrink
 
 MOST = 60  # seconds of a core for one schedule
 PAGE = Path(__file__).parents[2] / "docs/explanation/simulation-known-faults.md"
@@ -32,11 +34,12 @@ MEMORY = 3 << 30  # bytes of address space for one schedule
 
 
 def single_faults(kinds: Sequence[str]) -> Iterator[Schedule]:
-    """Yield every schedule with one fault, for each mode and place."""
-    for mode, place in itertools.product(MODES, ("disk", "bucket", GROUP)):
+    """Yield every schedule with one fault, for each mode and place, those of a cluster where the target is one."""
+    for mode, place in itertools.product(MODES, ("disk", "bucket", GROUP, CLUSTER)):
         if mode == "live" and place != "disk":
             continue
-        for call, kind in itertools.product(range(CALLS[mode]), kinds):
+        here = [kind for kind in kinds if place == CLUSTER or kind not in faults.CLUSTER]
+        for call, kind in itertools.product(range(CALLS[mode]), here):
             seconds = 60.0 if kind.startswith(faults.LASTING) else 0.0
             yield pinned(0, mode, (faults.Fault(call, kind, seconds),), place)
 
@@ -106,6 +109,31 @@ def story_of(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+def append_result(results: Path, outcome: Outcome) -> None:
+    """Append what came out of a schedule to a campaign's file."""
+    schedule = outcome.schedule
+    line = {
+        "scenario": schedule.scenario, "mode": schedule.mode, "place": schedule.place, "seed": schedule.seed,
+        "faults": faults_text(schedule.faults or ()), "struck": outcome.struck, "broken": broken_invariant(outcome),
+    }  # fmt: skip
+    with results.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def not_yet_run(schedules: Iterable[Schedule], results: Path) -> list[Schedule]:
+    """Return the schedules of a campaign that its file has not, in an order that is a fair sample at any moment."""
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    done = {(line["scenario"], line["mode"], line["place"], line["seed"], line["faults"]) for line in lines}
+    left = [
+        schedule
+        for schedule in schedules
+        if (schedule.scenario, schedule.mode, schedule.place, schedule.seed, faults_text(schedule.faults or ()))
+        not in done
+    ]
+    random.Random("order").shuffle(left)
+    return left
+
+
 class Campaign:
     """Runs schedules, and prints those that break an invariant."""
 
@@ -116,6 +144,7 @@ class Campaign:
         known: str = "",
         shrunk: set[str] | None = None,
         trials: int = TRIALS,
+        results: Path | None = None,
     ) -> None:
         """Prepare to run schedules in a directory.
 
@@ -125,8 +154,9 @@ class Campaign:
             known: Name of the known fault that was put back.
             shrunk: Invariants for which a smaller schedule was printed; more are added.
             trials: Schedules that are run at most to shrink one.
+            results: A file that gets a line of JSON for each schedule; None: none does.
         """
-        self._trials = trials
+        self._trials, self._results = trials, results
         self._directory, self._show, self._known = directory, show, known
         self._began = REAL_CLOCK()
         self._shrunk = set[str]() if shrunk is None else shrunk
@@ -143,6 +173,8 @@ class Campaign:
                 return
             outcome = fork_schedule(schedule, self._directory)
             self.done += 1
+            if self._results is not None:
+                append_result(self._results, outcome)
             if outcome.broken or self._show:
                 self._print(outcome)
 
@@ -193,6 +225,16 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--summary", type=Path, default=Path("simulation-night.md"), help="file of --night")
     flags.add_argument("--core-seconds", type=float, default=300.0, help="limit for each fault of --known-all")
     flags.add_argument(
+        "--each-update",
+        action="store_true",
+        help="leave out nothing that nobody sees; the story is the same",
+    )
+    flags.add_argument(
+        "--results",
+        type=Path,
+        help="file of JSON lines: schedules that it has are not run again, the others in any order",
+    )
+    flags.add_argument(
         "--profile", action="store_true", help="run the seeds in this process, and print where time goes"
     )
     return flags
@@ -215,6 +257,8 @@ def main() -> int:
         first, end, options.show = options.seed, options.seed + 1, True
     directory = tempfile.mkdtemp(prefix="midstream-simulation-", dir="/dev/shm") + "/world"
     installation.install()
+    if options.each_update:
+        unseen.leave_out_nothing()
     warm(directory)
     if options.known:
         from simulation.known_faults import KNOWN
@@ -232,7 +276,7 @@ def main() -> int:
     if options.profile:
         return _profile(schedules, directory)
     if options.each is not None:
-        schedules = single_faults(options.each or faults.KINDS)
+        schedules = single_faults(options.each or (*faults.KINDS, *faults.CLUSTER))
     elif options.known and options.seed is None:
         from simulation.known_table import schedules_of
 
@@ -241,7 +285,9 @@ def main() -> int:
         from simulation.found import FOUND
 
         schedules = iter(FOUND)
-    campaign = Campaign(directory, options.show, options.known, trials=options.trials)
+    if options.results is not None:
+        schedules = not_yet_run(schedules, options.results)
+    campaign = Campaign(directory, options.show, options.known, trials=options.trials, results=options.results)
     campaign.run(schedules, options.seconds, most=1 if options.known else 0)
     print(f"\n{campaign.summary()}")
     shutil.rmtree(Path(directory).parent, ignore_errors=True)

@@ -41,6 +41,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignConfig
 from midstream_engine.interop.tokenizer_files import FOLDER, files_at
 from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.decay import decay_mask
@@ -83,7 +84,7 @@ class ExportedRun:
 
     checkpoint: str
     config: TrainLmConfig
-    state: Mapping[str, Any]
+    state: ForeignConfig
     vocab_size: int  # rows of the vocabulary without those that pad it
     tokenizer: Mapping[str, str]  # paths of the tokenizer's files by name; empty: they are not here
     arrays: Mapping[str, HostArray] = field(repr=False)
@@ -208,7 +209,7 @@ def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -
     return HostArray(entry.name, axes, shape, entry.dtype, pieces)
 
 
-def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: Mapping[str, Any]) -> dict[str, str]:
+def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: ForeignConfig) -> dict[str, str]:
     """Return the files of the run's tokenizer, if they are here.
 
     The configuration names these files, or they are with the imported data or in the run's directory.
@@ -223,7 +224,7 @@ def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: Mapping[str,
     return next((files for place in places if (files := files_at(place))), {})
 
 
-def _vocab_size(config: TrainLmConfig, files: Mapping[str, str], state: Mapping[str, Any]) -> int:
+def _vocab_size(config: TrainLmConfig, files: Mapping[str, str], state: ForeignConfig) -> int:
     try:
         name = config.data.given_tokenizer
         path = files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name

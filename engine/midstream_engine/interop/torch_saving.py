@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,6 +28,13 @@ _STORAGE_OF = {dtype: name for name, dtype in STORAGES.items()}
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 
 
+@dataclass(frozen=True)
+class OutgoingBlocks(Outgoing):
+    """A flat tensor that is written block by block, so that memory has one of them."""
+
+    make: Callable[[], Iterator[np.ndarray]]  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
 def save(path: str, value: object) -> None:
     """Write ``value`` so that ``torch.load`` returns it.
 
@@ -36,7 +45,14 @@ def save(path: str, value: object) -> None:
         value: Made of dicts, lists, tuples, numbers, texts, None, and ``Outgoing`` as tensors. An object that is in it
             several times is one object in the file.
     """
-    folder = os.path.splitext(os.path.basename(path))[0]
+    with open(path, "wb") as file:
+        save_to(file, os.path.splitext(os.path.basename(path))[0], value)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def save_to(file: BinaryIO, folder: str, value: object) -> None:
+    """Write ``value`` into an empty file that can seek; see `save`. ``folder``: of the archive."""
     tensors: list[Outgoing] = []
     nodes: dict[int, Value] = {}
     tree = _node(value, tensors, nodes)
@@ -48,10 +64,7 @@ def save(path: str, value: object) -> None:
         *(NewMember(f"data/{key}", tensor.size, partial(_copy, tensor)) for key, tensor in enumerate(tensors)),
         text_member("version", b"3\n"),
     ]
-    with open(path, "wb") as file:
-        write_archive(file, folder, members)
-        file.flush()
-        os.fsync(file.fileno())
+    write_archive(file, folder, members)
 
 
 def _node(value: object, tensors: list[Outgoing], nodes: dict[int, Value]) -> Value:
@@ -84,7 +97,9 @@ def _tensor(tensor: Outgoing, key: str) -> Made:
 
 
 def _copy(tensor: Outgoing, write: Callable[[memoryview], object]) -> int:
-    data = np.ascontiguousarray(tensor.make(), numpy_dtype(tensor.dtype))
-    raw = bytes_of(data)
-    write(raw)
-    return zlib.crc32(raw)
+    crc = 0
+    for block in tensor.make() if isinstance(tensor, OutgoingBlocks) else [tensor.make()]:
+        raw = bytes_of(np.ascontiguousarray(block, numpy_dtype(tensor.dtype)))
+        write(raw)
+        crc = zlib.crc32(raw, crc)
+    return crc
