@@ -70,6 +70,9 @@ class World:
             states = (os.path.join(self.directory, "state"),) if name == "operator" else ()
             machine.disk = Disk((path, *states), kept)
             machine.disk.random.seed(f"disk {self.seed} {name}")
+            if name in (*PAIR, *clusters.NODES) and name != PAIR[0]:
+                machine.activity = self.machines[PAIR[0]].activity
+            machine.activity.timed |= self.cluster is not None
             machine.ahead, machine.rate = self.dice.choice(AHEAD), 1.0 + self.dice.choice((0.0, 2e-4, -2e-4))
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
@@ -149,7 +152,7 @@ class World:
         }  # fmt: skip
         process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
         records.write_json(paths.attempt(1).launched(0), {**identity_of(process).to_json(), "argv": ["train"]})
-        self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
+        self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps, watched=True)
 
     def keep_root(self, host: str) -> str:
         """Copy a host's root, as a snapshot does; return where the copy is."""
@@ -259,9 +262,9 @@ class World:
         _, code, text = self.said[self.answered.index(command)]
         return code, text
 
-    def run_until(self, reached: Callable[[], bool]) -> None:
-        """Let the world go on until the condition holds."""
-        SCHEDULER.run(reached)
+    def run_until(self, reached: Callable[[], bool], *, watched: bool = False) -> None:
+        """Let the world go on until the condition holds. ``watched``: it looks at what engines write."""
+        SCHEDULER.run(reached, watched=watched)
 
     def run_for(self, seconds: float) -> None:
         """Let the world go on for some virtual seconds."""
