@@ -82,7 +82,9 @@ def unsealed(tmp_path: Path) -> Migration:
     return Migration(PLAN, directory, journal, fleet, hosts, Watcher(fleet, hosts))
 
 
-def carry_out(migration: Migration, monkeypatch: pytest.MonkeyPatch, *steps: Step, rollback: bool = False) -> Exit:
+def carry_out(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, *steps: Step | Relaunch | Cutover, rollback: bool = False
+) -> Exit:
     monkeypatch.setattr(executor, "phases", lambda: steps)
     return executor.execute(migration, rollback=rollback)
 
