@@ -49,6 +49,8 @@ FOUND = (
     _found(5300356, "and back", "cold", "cluster", "12:kill before line,19:snapshot target:4000,83:preempt jobs"),
     # A source restored from before the migration's lock was sealed by it, and then refused the lock: it moved on.
     _found(84, "migrate", "live", "disk", "84:snapshot source:5"),
+    # A sealed source was restored, with the lock: the rollback started it while the target trained on.
+    _found(5400524, "roll back", "warm", "group", "89:snapshot source:5"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

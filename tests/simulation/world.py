@@ -253,7 +253,8 @@ class World:
 
     def healthy(self) -> bool:
         """Return whether every machine is up, can be reached, and has space on its disk."""
-        return not self.network.cut and all(machine.up and not machine.full for machine in self.machines.values())
+        stored = self.bucket is None or self.bucket.reachable
+        return stored and not self.network.cut and all(one.up and not one.full for one in self.machines.values())
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""
