@@ -82,6 +82,7 @@ class Engine(Standby):
             self.status.update(epoch=self.attempt.epoch)
         self.status.update(state=records.RESTORING)
         restores = command is not None and command.action == records.RESTORE
+        HISTORY.take_start(self._process, self.attempt.epoch)
         self.attempt = take_start(self.attempt, self.status, restores=restores)
         if rows is None:
             name, digest = self._restore(command)
@@ -106,7 +107,7 @@ class Engine(Standby):
         retention = Retention(KeepPolicy(SAVE_INTERVAL, (KeepEvery(every=10**9),)), time.monotonic())
         reader = FenceReader(self.paths, self.status)
         self.status.update(state=records.TRAINING, step=self._step)
-        HISTORY.begin(self._process, self.attempt.epoch)
+        HISTORY.training[self._process] = self.attempt.epoch
         HISTORY.starts.append(Start(self._process.machine.name, self.attempt.epoch, self.attempt.start, self._restored))
         saved_at, clock = time.monotonic(), self._process.clock
         task = SCHEDULER.current

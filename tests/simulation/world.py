@@ -45,7 +45,8 @@ class World:
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
-    troubled: bool = False  # the newest command ended while a machine or link failed, or the run trained
+    troubled: bool = False  # whether a machine or link failed when the newest command ended
+    trained: bool = False  # whether the run trained then
     struck: list[str] = field(default_factory=list)  # faults that have happened
     restored: bool = False  # whether a root was put back
     journal_lines: int = 0
@@ -126,7 +127,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
-            self.troubled = not self.healthy() or len(self.trains()) == 1
+            self.troubled, self.trained = not self.healthy(), len(self.trains()) == 1
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -217,7 +218,7 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
+        """Return the newest attempt's status on a host, as its file says; None if it is damaged."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
@@ -235,7 +236,9 @@ class World:
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [process.machine.name for process in HISTORY.training if process.exit_code is None]
+        return [
+            process.machine.name for process in HISTORY.training if process.exit_code is None and process.held is None
+        ]
 
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
