@@ -95,7 +95,7 @@ class MachineClock:
 
 @dataclass
 class Activity:
-    """How often programs have worked on a root, but for those that only look at it.
+    """Number of times that programs have worked on a root, but for those that only look at it.
 
     ``timed``: what is read there changes with time, too.
     """

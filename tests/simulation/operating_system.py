@@ -1,4 +1,4 @@
-"""What programs read of the operating system, in place of the real one: that of the simulated machine.
+"""The operating system of simulated machines, in place of the real one.
 
 `install` replaces pids, signals, locks, the environment and standard streams in the standard library;
 `install_identities` replaces what `midstream_core` reads from ``/proc``.

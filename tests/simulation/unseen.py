@@ -42,7 +42,7 @@ def unseen_ends(seconds: float, enough: Callable[[float], bool] = lambda at: Fal
     """
     process = present()
     assert process is not None
-    strikes = process.after_save is not None  # nobody knows when that will be
+    strikes = process.after_save is not None  # at a moment that no deadline shows
     limit = SCHEDULER.now if strikes else SCHEDULER.unseen_until() - MARGIN
     ends = [SCHEDULER.now + seconds]
     while ends[-1] + seconds <= limit and not enough(ends[-1]):
