@@ -95,7 +95,7 @@ class MachineClock:
 
 @dataclass
 class Activity:
-    """Number of times that programs have worked on a root, but for those that only look at it.
+    """Number of times that programs other than probes have worked on a root.
 
     ``timed``: what is read there changes with time, too.
     """
