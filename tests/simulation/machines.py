@@ -95,7 +95,7 @@ class MachineClock:
 
 @dataclass
 class Activity:
-    """Number of calls that have worked on a root, without those that only read it.
+    """Number of times that programs other than probes have worked on a root.
 
     ``timed``: what is read there changes with time, too.
     """

@@ -58,11 +58,14 @@ def write_bytes(path: str, data: bytes, *, durable: bool = True, mode: int = 0o6
     _unfinished.add(temporary)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
