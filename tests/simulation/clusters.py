@@ -300,6 +300,7 @@ def freeze(process: SimulatedProcess, seconds: float) -> None:
     if process.held is not None or process.exit_code is not None:
         return
     held = process.held = []
+    process.hung = True
 
     def thaw() -> None:
         SCHEDULER.park(seconds)

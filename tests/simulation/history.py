@@ -48,7 +48,7 @@ class History:
     def take_start(self, process: SimulatedProcess, epoch: int) -> None:
         """Note that an engine is about to train while another one trains on its machine or under its epoch."""
         for other, its_epoch in self.training.items():
-            working = other.exit_code is None and other.held is None
+            working = other.exit_code is None and not other.hung
             if working and (other.machine is process.machine or its_epoch == epoch):
                 self.doubles.append(f"{process} beside {other}")
 

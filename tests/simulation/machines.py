@@ -172,6 +172,7 @@ class SimulatedProcess:
         self.ended = Event()
         self.exit_code: int | None = None
         self.looks = False  # it writes nothing
+        self.hung = False  # whether it was frozen once: others cannot know that it goes on
         self.held: list[Task] | None = None  # tasks that became ready while it is frozen; None: it is not
         self.after_save: Callable[[], None] | None = None  # of an engine: strikes once, after its next save
         self.tasks: list[Task] = []
