@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.interop.deepspeed.checkpoint_files import (
     DeepSpeedState,
     state_of,
@@ -81,9 +82,8 @@ def parameters_of(run: ExportedRun) -> list[TheirParameter]:
 
 def _parameter(run: ExportedRun, rule: TensorRule, held: ExportedParameter, layer: int) -> TheirParameter:
     real = unpadded(held.axes, held.shape, run.vocab_size)
-    box = tuple((0, size) for size in real)
 
     def read(kind: str) -> np.ndarray:
-        return rule.form.theirs(held.read(kind, layer, box))
+        return rule.form.theirs(held.read(kind, layer, full_box(real)))
 
     return TheirParameter(rule.theirs.format(layer), rule.form.shape(real), held.decays, read)
