@@ -143,7 +143,7 @@ def joined(model: LmConfig, name: str, parts: list[np.ndarray]) -> np.ndarray:
     if model.num_heads != model.kv_heads:
         return np.concatenate(parts)
     size = model.head_size
-    heads = [part.reshape(model.num_heads, size, *part.shape[1:]) for part in parts]
+    heads = [stack.reshape(model.num_heads, size, *stack.shape[1:]) for stack in parts]
     return np.concatenate(heads, 1).reshape(-1, *parts[0].shape[1:])
 
 
