@@ -103,6 +103,7 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
     for rank in range(ranks):
         parts = [{kind: np.split(array, ranks)[rank] for kind, array in row.items()} for row in rows]
         state: dict[str, Any] = {
+            "ds_version": "0.19.8",
             "single_partition_of_fp32_groups": [part["fp32"] for part in parts],
             "base_optimizer_state": {
                 "state": {

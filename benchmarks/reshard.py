@@ -33,7 +33,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 TAG = "global_step10"
 FOLDED = (("seconds", sum), ("memory", max))
-LOADER = HERE / "load_deepspeed.py"
+LOADER = HERE / "checkpoints" / "load_deepspeed.py"
 _SPEC = importlib.util.spec_from_file_location("import_benchmark", HERE / "import.py")
 assert _SPEC is not None
 assert _SPEC.loader is not None

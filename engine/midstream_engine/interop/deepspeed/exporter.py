@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.interop.deepspeed.checkpoint_files import (
     DeepSpeedState,
     state_of,
@@ -22,6 +23,7 @@ from midstream_engine.interop.huggingface.configuration import to_huggingface
 from midstream_engine.interop.huggingface.names import TensorRule, rules_of, tied_head, unpadded
 
 SETTINGS = "ds_config.json"
+_IN_MODULE = {"embed_out.weight": "lm_head.weight"}  # since transformers 5; its files have the other name
 
 
 def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported:
@@ -39,10 +41,12 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
 def write_module(folder: str, state: DeepSpeedState, more: dict[str, object] | None = None) -> None:
     """Write the model file; a tied head is there under both names, as in the module."""
     weights = dict(state.weights())
+    shared: dict[str, object] = {}
     tied = tied_head(state.run.config.model)
     if tied is not None:
-        weights[tied[0]] = weights[tied[1]]
-    shared = {"shared_params": {tied[0]: tied[1]}} if tied else {}
+        head = _IN_MODULE.get(tied[0], tied[0])
+        weights[head] = weights[tied[1]]
+        shared = {"shared_params": {head: tied[1]}}
     write_model(folder, state, weights, {"lr_scheduler": None, **shared, **(more or {})})
 
 
@@ -81,9 +85,10 @@ def parameters_of(run: ExportedRun) -> list[TheirParameter]:
 
 def _parameter(run: ExportedRun, rule: TensorRule, held: ExportedParameter, layer: int) -> TheirParameter:
     real = unpadded(held.axes, held.shape, run.vocab_size)
-    box = tuple((0, size) for size in real)
 
     def read(kind: str) -> np.ndarray:
-        return rule.form.theirs(held.read(kind, layer, box))
+        return rule.form.theirs(held.read(kind, layer, full_box(real)))
 
-    return TheirParameter(rule.theirs.format(layer), rule.form.shape(real), held.decays, read)
+    return TheirParameter(
+        _IN_MODULE.get(rule.theirs, rule.theirs.format(layer)), rule.form.shape(real), held.decays, read
+    )

@@ -96,13 +96,11 @@ def _model_arguments(run: ExportedRun, ranks: int) -> dict[str, object]:
         raise ConversionError(f"model.rope: {type(model.rope).__name__} here, and GPT-NeoX has plain rotary positions")
     if model.head_size * model.num_heads != model.hidden_dim:
         raise ConversionError(f"model.head_dim: {model.head_size} here, and in GPT-NeoX hidden_dim / num_heads")
-    embedding = run.parameters["token_embeddings/weight"]
-    rows = embedding.shape[embedding.axes.index("vocab")]
     common = {
         "num-layers": model.num_layers, "hidden-size": model.hidden_dim, "num-attention-heads": model.num_heads,
         "seq-length": model.seq_len, "max-position-embeddings": model.seq_len, "pos-emb": "rotary",
         "rotary-emb-base": int(model.rope.theta) if model.rope.theta % 1 == 0 else model.rope.theta,
-        "no-weight-tying": not model.tie_word_embeddings, "make-vocab-size-divisible-by": rows // ranks,
+        "no-weight-tying": not model.tie_word_embeddings, "make-vocab-size-divisible-by": run.vocab_size // ranks,
         "hidden-dropout": 0, "attention-dropout": 0, "init-method-std": model.initializer_range,
     }  # fmt: skip
     if isinstance(model, NeoxConfig):

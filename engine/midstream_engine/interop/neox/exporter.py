@@ -7,6 +7,7 @@ import os
 import numpy as np
 import yaml
 
+from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.model import LlamaConfig, LmConfig, NeoxConfig
 from midstream_engine.interop.deepspeed.checkpoint_files import (
     DeepSpeedState,
@@ -20,7 +21,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import MASTER, ExportedRun
 from midstream_engine.interop.exported_settings import adam_of, check_rates, widened
 from midstream_engine.interop.exporters import Exported, ExportOptions
-from midstream_engine.interop.huggingface.names import TensorRule, tied_head
+from midstream_engine.interop.huggingface.names import TensorRule, tied_head, unpadded
 from midstream_engine.interop.neox.export_arguments import arguments_of, schedule_of
 from midstream_engine.interop.neox.names import sources_of
 from midstream_engine.interop.neox.revision import BLOCKED
@@ -120,10 +121,14 @@ def _place(name: str) -> tuple[int, bool]:
 
 def _parameter(run: ExportedRun, model: LmConfig, name: str, rules: list[TensorRule], layer: int) -> TheirParameter:
     held = [run.parameters[rule.ours] for rule in rules]
-    shapes = [rule.form.shape(parameter.shape) for rule, parameter in zip(rules, held, strict=True)]
+    real = [unpadded(parameter.axes, parameter.shape, run.vocab_size) for parameter in held]
+    shapes = [rule.form.shape(shape) for rule, shape in zip(rules, real, strict=True)]
 
     def read(kind: str) -> np.ndarray:
-        parts = [rule.form.theirs(parameter.read(kind, layer)) for rule, parameter in zip(rules, held, strict=True)]
+        parts = [
+            rule.form.theirs(parameter.read(kind, layer, full_box(shape)))
+            for rule, parameter, shape in zip(rules, held, real, strict=True)
+        ]
         return parts[0] if len(parts) == 1 else joined(model, name, parts)
 
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
@@ -138,7 +143,7 @@ def joined(model: LmConfig, name: str, parts: list[np.ndarray]) -> np.ndarray:
     if model.num_heads != model.kv_heads:
         return np.concatenate(parts)
     size = model.head_size
-    heads = [part.reshape(model.num_heads, size, *part.shape[1:]) for part in parts]
+    heads = [stack.reshape(model.num_heads, size, *stack.shape[1:]) for stack in parts]
     return np.concatenate(heads, 1).reshape(-1, *parts[0].shape[1:])
 
 

@@ -246,10 +246,7 @@ def _copy(source: str, work: str, path: str, count: _Count) -> None:
     """Copy a file that every number of processes has; check an archive of torch."""
     target = posixpath.join(work, path)
     os.makedirs(posixpath.dirname(target), exist_ok=True)
-    with (
-        records.open_regular(posixpath.join(source, path)) as original,
-        io.BufferedRandom(_FlushedFile(target + _WRITTEN, "w+")) as output,
-    ):
+    with records.open_regular(posixpath.join(source, path)) as original, open(target + _WRITTEN, "wb") as output:
         shutil.copyfileobj(original, output, BLOCK)
         output.flush()
         os.fsync(output.fileno())

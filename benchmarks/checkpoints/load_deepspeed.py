@@ -11,11 +11,11 @@ import threading
 import time
 from pathlib import Path
 
-import deepspeed
-import torch
-from torch import nn
+import deepspeed  # pyright: ignore[reportMissingImports]
+import torch  # pyright: ignore[reportMissingImports]
+from torch import nn  # pyright: ignore[reportMissingImports]
 
-sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # gloo will do; it would be compiled first
+vars(sys.modules["deepspeed.comm.torch"])["build_shm_op"] = lambda: None  # gloo will do; it would be compiled first
 
 
 def own() -> int:
