@@ -32,7 +32,7 @@ _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 class OutgoingBlocks(Outgoing):
     """A flat tensor that is written block by block, so that memory has one of them."""
 
-    make: Callable[[], Iterator[np.ndarray]]  # pyright: ignore[reportIncompatibleVariableOverride]
+    make: Callable[[], Iterator[np.ndarray]]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def save(path: str, value: object) -> None:
@@ -52,7 +52,7 @@ def save(path: str, value: object) -> None:
 
 
 def save_to(file: BinaryIO, folder: str, value: object) -> None:
-    """Write ``value`` into an empty file that can seek; see `save`. ``folder``: of the archive."""
+    """Write ``value`` into an empty file that can seek; see `save`."""
     tensors: list[Outgoing] = []
     nodes: dict[int, Value] = {}
     tree = _node(value, tensors, nodes)
