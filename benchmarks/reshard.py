@@ -9,8 +9,8 @@ own, with the source dropped from the page cache before:
 - dividing the checkpoint over another number of processes: it reads, checks every CRC-32, hashes, writes, waits for the
   disk, reads what it wrote, and hashes again;
 - with ``--deepspeed`` ds_to_universal, which writes all twice, and neither checks nor hashes nor waits for the disk;
-- with ``--deepspeed`` DeepSpeed's ``load_checkpoint`` in that many processes (gloo), of both results: times are those of
-  its slowest process, memory what all processes have above that before the load.
+- with ``--deepspeed`` DeepSpeed's ``load_checkpoint`` in that many processes (gloo), of both results: times are those
+  of its slowest process, memory what all processes have above that before the load.
 
 Times are medians of the rounds, memory the highest peak.
 """
@@ -52,7 +52,7 @@ def reshard_once(source: str, target: str, ranks: str) -> dict[str, float]:
     return {"seconds": seconds, "memory": peak.highest}
 
 
-def load(source: str, target: str, python: str, ranks: str, universal: str) -> dict[str, float]:
+def load(_source: str, target: str, python: str, ranks: str, universal: str) -> dict[str, float]:
     """DeepSpeed's load of a checkpoint in ``target``; ``universal``: 1 for one of ds_to_universal."""
     command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, str(LOADER), target]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -102,8 +102,8 @@ def report(size: int, medians: dict[str, dict[str, float]]) -> None:
     for loads in (("", "without"), (", load", "with")):
         ways = [[medians[name], *([medians[name + loads[0]]] if loads[0] else [])] for name in ("reshard", "universal")]
         seconds, memory = ([fold(step[kind] for step in way) for way in ways] for kind, fold in FOLDED)
-        print(f"--reshard is {seconds[1] / seconds[0]:.1f} x as fast as ds_to_universal, in {memory[0] / memory[1]:.2f} "
-              f"of its memory, {loads[1]} the load")  # fmt: skip
+        print(f"--reshard is {seconds[1] / seconds[0]:.1f} x as fast as ds_to_universal, in "
+              f"{memory[0] / memory[1]:.2f} of its memory, {loads[1]} the load")  # fmt: skip
 
 
 def main() -> None:

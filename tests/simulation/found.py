@@ -39,6 +39,10 @@ FOUND = (
     _found(2600028, "copied state", "warm", "bucket without conditions", "37:kill process,77:request lost"),
     # The sealed source was restored from before the seal: the rollback had "nothing to undo", and no one owned the run.
     _found(5000015, "roll back", "cold", "disk", "18:snapshot source:60,44:cut both:700,76:kill before line"),
+    # The target lost all that it had, after the migration: it was started for ever, though the source has a state.
+    _found(5300021, "patient", "cold", "disk", "45:crash source:4000,81:snapshot target:700"),
+    # A start was watched whose attempt a restored disk had taken: "does not answer", and no command.
+    _found(5301240, "roll back", "cold", "bucket", "5:crash source:5,29:snapshot source:5,40:crash source:5"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

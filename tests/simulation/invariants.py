@@ -57,7 +57,7 @@ def check_certificates(world: World, state: str = "state") -> None:
         if not certificate["valid"]:
             continue
         step, digest = certificate["step"], certificate["root_digest"]
-        saved = [commit for commit in HISTORY.commits if commit.step == step]
+        saved = [commit for commit in (*HISTORY.commits, *HISTORY.lost) if commit.step == step]
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
         begun = [start for start in HISTORY.starts if start.epoch == certificate["epoch"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from simulation.world import RUN, World
 ATTEMPTS = 14  # commands that an operator gives until the run is somewhere
 ENDED = ("completed", "rolled back", "moved on")
 PATIENCE = 2  # times that a command is given before one that gives up steps
+OLDER = re.compile(r"agreed: .*shows step (\d+) of .*later steps would be given up")
 UNCHANGED = (2, 3)  # exit codes of commands that refused, and changed nothing
 STATES = ("state", "state.copied")
 
@@ -64,7 +66,8 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
         if gives_up(command):
             consents.append(ANY)
         healthy, struck = world.healthy(), len(world.struck)
-        world.wait(world.command(*hints.agreed(command), state=state))
+        _, text = world.wait(world.command(*hints.agreed(command), state=state))
+        consents += map(int, OLDER.findall(text))
         vain[f"{state} {hints.line(command)}"] += healthy and not world.troubled and len(world.struck) == struck
     raise BrokenError(f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {is_open(world)}")
 

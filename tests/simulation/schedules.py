@@ -189,5 +189,5 @@ def _claim(world: World, name: str) -> None:
     else:
         shutil.copy(world.paths("one").store_file, paths.store_file)
     records.Fence(CLAIMED, name, sealed_step=1).write(paths.fence)
-    if (status := world.status("one")) is not None:  # a power cut has not torn it
+    if (status := world.status("one")) is not None:  # None after a power cut in its write
         replace(status, attempt=CLAIMED, epoch=CLAIMED, host=name, step=10**6).write(paths.attempt(CLAIMED).status(0))

@@ -45,7 +45,7 @@ class World:
     machines: dict[str, Machine] = field(default_factory=dict)
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
-    troubled: bool = False  # whether a machine or link failed when the newest command ended
+    troubled: bool = False  # the newest command ended while a machine or link failed, or the run trained
     struck: list[str] = field(default_factory=list)  # faults that have happened
     restored: bool = False  # whether a root was put back
     journal_lines: int = 0
@@ -123,7 +123,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
-            self.troubled = not self.healthy()
+            self.troubled = not self.healthy() or len(self.trains()) == 1
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -166,7 +166,7 @@ class World:
             shutil.copytree(kept, self.root(host))
         commits, count = HISTORY.commits, 0
         while commits and not any(self._has(name, commits[-1]) for name in self.machines):
-            commits.pop()
+            HISTORY.lost.append(commits.pop())
             count += 1
         return count
 
@@ -214,7 +214,7 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says; None where a power cut has torn it."""
+        """Return the newest attempt's status on a host, as its file says; None if it is damaged."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:

@@ -73,6 +73,7 @@ def main() -> None:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.resume))
     else:
         model = AutoModelForCausalLM.from_pretrained(given.model)
+    model.loss_type = "ForCausalLM"  # GPT-2's is None, and Trainer counts a target too many in each row
     trainer = InOrder(model, arguments, train_dataset=Rows(np.load(given.batches)), callbacks=[Printing()])
     trainer.decaying = place / ("decay_parameters.json" if given.ours else "none")
     trainer.train(resume_from_checkpoint=str(given.resume) if given.resume else None)

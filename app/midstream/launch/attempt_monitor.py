@@ -200,7 +200,10 @@ def wait_ranks(
         if lost is not None:
             deadline.skip()
             if unreachable.count():
-                raise ConnectionLostError(f"{lost.host} does not answer: {lost.problem}", "is the host up?")
+                raise ConnectionLostError(
+                    f"{what} on {lost.host} could not be seen for {UNREACHABLE_TIMEOUT:.0f} s: {lost.problem}",
+                    f"midstream --status shows it; midstream --restart {run_id} starts it again where it has ended",
+                )
         else:
             unreachable = Deadline(UNREACHABLE_TIMEOUT, RECONNECT_STEP)
             deadline.count()

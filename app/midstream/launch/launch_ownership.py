@@ -11,7 +11,7 @@ from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.ownership import memory, signed_chain
-from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, OWNER, Judgement, Standing
+from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, FORMER, OWNER, Judgement, Standing
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.providers import fleet_slices
 from midstream.stores.bucket_acceptance import acceptance, claim, owner_line
@@ -59,6 +59,7 @@ class LaunchOwnership:
         newest: The target's newest usable checkpoint.
         lost: All hosts of the signed owner answer, and none has anything of the run.
         behind: Host of the owner with a fence from before its ownership, and what that fence shows; empty: none.
+        kept: How the run goes on from a later checkpoint that another host has; empty: no host has one.
     """
 
     judgement: Judgement
@@ -67,6 +68,23 @@ class LaunchOwnership:
     newest: NewestCheckpoint = NO_CHECKPOINT
     lost: bool = False
     behind: tuple[str, str] | tuple[()] = ()
+    kept: str = ""
+
+    def refuse_lost_state(self, fences: Sequence[records.Fence]) -> None:
+        """Raise UsageError for a run that was migrated here and has no checkpoint.
+
+        No engine starts it.
+        """
+        sealed = max((fence.sealed_step for fence in fences if fence.sealed_step is not None), default=None)
+        if sealed is None or self.newest.step is not None or self.newest.problem:
+            return
+        run_id = self.judgement.run_id
+        raise UsageError(
+            f"{self.target} has lost {run_id}, which was migrated there at step {sealed}: it shows no complete "
+            "checkpoint",
+            self.kept
+            or f"put its disk back; no other host that answers has a checkpoint; midstream --checkpoints {run_id}",
+        )
 
     def refuse_other_owner(self, host: str) -> None:
         """Raise UsageError where ``host`` of the target is not proven to own the run.
@@ -140,17 +158,32 @@ def judge_launch(
     newest = _newest(fleet, hosts.get(target.hosts[0]), judgement, here) if here else NO_CHECKPOINT
     owner = judgement.head.owner if judgement.head is not None else target.name
     empty = {name for name, _ in copies} - {copy.host for copy in shown}
+    kept = _kept_elsewhere(target, judgement, copies, newest)
     lost = owner != target.name and bool(judgement.owner_hosts) and empty.issuperset(judgement.owner_hosts)
     reasons = [
         *_unreachable_owners(fleet, judgement, unreachable, continues=bool(here)),
         *(_unreadable_owners(judgement, damaged) if here else ()),
-        *_restored(target, judgement, here, newest),
+        *(f"{reason}{f'; {kept}' if kept else ''}" for reason in _restored(target, judgement, here, newest)),
         *([newest.claim] if newest.claim else ()),
         *_past_in_bucket(fleet, target, run_id, copies, store or fleet.store_of(target.hosts[0])),
         *([_new_beside(judgement)] if lost else ()),
         *_unsigned(target, judgement, here),
     ]
-    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown))
+    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown), kept)
+
+
+def _kept_elsewhere(
+    target: Target, judgement: Judgement, copies: Sequence[tuple[str, RunDescription]], newest: NewestCheckpoint
+) -> str:
+    """Return how the run goes on from a former owner's later checkpoint, if any."""
+    former = [
+        (name, run) for name, run in copies if name not in target.hosts and judgement.standing(name).kind == FORMER
+    ]
+    others = [(entry.epoch, entry.step, name) for name, run in former for entry in run.usable]
+    epoch, step, name = max(others, default=(0, -1, ""))
+    if not name or (newest.step is not None and (epoch, step) <= (newest.epoch, newest.step)):
+        return ""
+    return f"midstream --repair {judgement.run_id} --on {name} makes {name} the owner, from step {step} on"
 
 
 def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:

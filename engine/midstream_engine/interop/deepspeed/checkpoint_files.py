@@ -1,7 +1,7 @@
-"""Writer of the files of a DeepSpeed checkpoint, for any number of data-parallel processes.
+"""Writer of the files of a DeepSpeed checkpoint.
 
-In bfloat16 they are those of DeepSpeed's optimizer of bf16, which accumulates gradients in float32 and is the same
-under ZeRO 0 and 1; in float32 those of ZeRO 1.
+For any number of data-parallel processes. In bfloat16 they are those of DeepSpeed's optimizer of bf16, which
+accumulates gradients in float32 and is the same under ZeRO 0 and 1; in float32 those of ZeRO 1.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class DeepSpeedState:
 
     def config(self) -> dict[str, object]:
         """Return the settings of DeepSpeed with which the run goes on."""
-        micro, left = divmod(self.batch, self.ranks)
-        if left:
+        micro, rest = divmod(self.batch, self.ranks)
+        if rest:
             raise ConversionError(
                 f"trainer.train_batch_size: {self.batch} cannot be divided over {self.ranks} processes"
             )
@@ -142,7 +142,10 @@ def write_optimizer(directory: str, state: DeepSpeedState) -> list[str]:
 
 
 def write_model(directory: str, state: DeepSpeedState, module: object, client: Mapping[str, object]) -> str:
-    """Write the model file; return its name. ``module``: its weights; None: they are elsewhere."""
+    """Write the model file; return its name.
+
+    ``module``: its weights; None: they are in other files.
+    """
     run = state.run
     save(
         os.path.join(directory, MODEL),
@@ -164,7 +167,7 @@ def write_model(directory: str, state: DeepSpeedState, module: object, client: M
 def _padding(state: DeepSpeedState, row: Row, rank: int) -> int:
     """Return what DeepSpeed records as padding: of bf16 all of it, at the last rank."""
     if state.half:
-        return row.ranks * row.part - row.size if rank == row.ranks - 1 else 0
+        return row.ranks * row.share - row.size if rank == row.ranks - 1 else 0
     return row.padding(rank)
 
 

@@ -1,4 +1,4 @@
-"""Export of a run as a checkpoint of DeepSpeed with Hugging Face's model: weights, optimizer and counters."""
+"""Export of a run as a checkpoint of DeepSpeed, with Hugging Face's model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def write_module(folder: str, state: DeepSpeedState, more: dict[str, object] | N
 
 
 def described(run: ExportedRun, directory: str, state: DeepSpeedState) -> list[str]:
-    """Write the configurations of the model and of DeepSpeed; return notes for the user."""
+    """Write the configurations of model and DeepSpeed; return notes."""
     for name, settings in (
         ("config.json", to_huggingface(run.config.model, run.vocab_size, "bfloat16" if state.half else "float32")),
         (SETTINGS, state.config()),

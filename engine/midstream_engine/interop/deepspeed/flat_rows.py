@@ -1,4 +1,4 @@
-"""Parameters in DeepSpeed's order: groups of the optimizer, end to end, cut into equal parts for the ranks."""
+"""Parameters end to end, cut into equal parts for the ranks."""
 
 from __future__ import annotations
 
@@ -44,17 +44,20 @@ class Row:
         return sum(parameter.size for parameter in self.parameters)
 
     @property
-    def part(self) -> int:
+    def share(self) -> int:
         """Count of a rank's numbers, with padding."""
         return -(-self.size // (ALIGNMENT * self.ranks)) * ALIGNMENT
 
     def padding(self, rank: int) -> int:
         """Zeros at the end of a rank's part."""
-        return min(self.part, max(0, (rank + 1) * self.part - self.size))
+        return min(self.share, max(0, (rank + 1) * self.share - self.size))
 
     def pieces(self, rank: int) -> Iterator[tuple[TheirParameter, int, int, int]]:
-        """Yield parameters of a rank's part: their place there, and which of their numbers [first, stop)."""
-        begin, end, place = rank * self.part, (rank + 1) * self.part, 0
+        """Yield the parameters of a rank's part.
+
+        With each its place there, and which of its numbers, [first, stop).
+        """
+        begin, end, place = rank * self.share, (rank + 1) * self.share, 0
         for parameter in self.parameters:
             first, stop = max(begin - place, 0), min(end - place, parameter.size)
             if first < stop:
@@ -71,4 +74,4 @@ class Row:
             if padded:
                 yield np.zeros(padding, np.float32)
 
-        return OutgoingBlocks(kind, "float32", (self.part - (0 if padded else padding),), blocks)
+        return OutgoingBlocks(kind, "float32", (self.share - (0 if padded else padding),), blocks)

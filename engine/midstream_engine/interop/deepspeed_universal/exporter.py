@@ -1,4 +1,4 @@
-"""Export of a run as a universal checkpoint of DeepSpeed with Hugging Face's model."""
+"""Export of a run as a universal checkpoint of DeepSpeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INFO = {"universal_checkpoint_version": 0.2}  # no parameter is divided by tens
 
 
 def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported:
-    """Write the run to ``directory``: ``latest``, ``latest_universal`` and ``global_step*``; see `Exporter`."""
+    """Write ``latest``, ``latest_universal`` and ``global_step*``; see `Exporter`."""
     del options
     state = state_of(run, parameters_of(run), 1)
     tag = f"global_step{run.step}"

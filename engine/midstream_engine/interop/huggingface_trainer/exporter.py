@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 
 from midstream_engine.checkpoint.boxes import full_box
+from midstream_engine.config.model import Gpt2Config
 from midstream_engine.config.optimizer import AdamConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import EXP_AVG, EXP_AVG_SQ, ExportedRun
@@ -24,6 +25,7 @@ from midstream_engine.interop.tensor_files import Outgoing
 from midstream_engine.interop.torch_saving import save
 
 PROGRAM = "Trainer"
+_GPT2 = ["set model.loss_type = 'ForCausalLM' before Trainer(...): it counts a target too many in each row of a GPT-2"]
 _INTERVALS = {"logging_steps": 1, "save_steps": 500, "eval_steps": 500}
 ARGUMENTS = "training_arguments.json"
 DECAYING = "decay_parameters.json"  # names, where Trainer's rule has others
@@ -56,6 +58,7 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
     notes = [
         *([decay_note] if decay_note else []),
         *widened(run),
+        *(_GPT2 if isinstance(run.config.model, Gpt2Config) else []),
         "data, its order and dropout's random numbers are not exported: Trainer skips the first "
         f"{run.step} batches of the data that it is given",
         f"continue with TrainingArguments({listed}); per_device_train_batch_size is that of all devices and "

@@ -20,7 +20,7 @@ _ACTIVATIONS = {"gelu": ("gelu", False), "gelu_new": ("gelu", True), "relu": ("r
 
 @dataclass(frozen=True)
 class Schedule:
-    """NeoX's learning rates: a warmup of ``warmup`` updates, then a decay until ``end``."""
+    """NeoX's learning rates: ``warmup`` updates, then a decay until ``end``."""
 
     peak: float
     warmup: int
@@ -57,7 +57,8 @@ def schedule_of(run: ExportedRun, adam: AdamConfig) -> Schedule:
     style, total = adam.lr_schedule, run.config.trainer.num_train_steps
     if style not in _STYLES:
         raise ConversionError(f"optimizer.lr_schedule: {style} here, and GPT-NeoX has {', '.join(_STYLES)}")
-    low = 0.0 if style == "constant" else adam.learning_rate * adam.min_lr_ratio
+    # Without the rounding of a product of decimals.
+    low = 0.0 if style == "constant" else float(f"{adam.learning_rate * adam.min_lr_ratio:.15g}")
     return Schedule(adam.learning_rate, fraction_or_steps(adam.warmup, total), total, style, low)
 
 

@@ -1,4 +1,4 @@
-"""Export of a run as a checkpoint of GPT-NeoX: weights, optimizer, schedule and arguments."""
+"""Export of a run to GPT-NeoX: weights, optimizer, schedule and arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import ExportedRun
 from midstream_engine.interop.exported_settings import adam_of, check_rates, widened
 from midstream_engine.interop.exporters import Exported, ExportOptions
-from midstream_engine.interop.huggingface.names import TensorRule
+from midstream_engine.interop.huggingface.names import TensorRule, tied_head
 from midstream_engine.interop.neox.export_arguments import arguments_of, schedule_of
 from midstream_engine.interop.neox.names import sources_of
 from midstream_engine.interop.neox.revision import BLOCKED
@@ -67,7 +67,7 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
 
 
 def parameters_of(run: ExportedRun) -> list[tuple[Key, TheirParameter]]:
-    """Return NeoX's parameters in its module's order, each with its layer and its name there.
+    """Return NeoX's parameters with their keys, in the order of its module.
 
     Raises:
         ConversionError: NeoX has no such model, or decays other parameters.
@@ -79,19 +79,19 @@ def parameters_of(run: ExportedRun) -> list[tuple[Key, TheirParameter]]:
     rules: dict[tuple[int | None, str], list[TensorRule]] = {}
     for rule, (layer, name, _) in sources_of(model, MLP, BLOCKED):
         rules.setdefault((layer, name), []).append(rule)
-    found: list[tuple[Key, TheirParameter]] = []
+    parameters: list[tuple[Key, TheirParameter]] = []
     for (layer, name), sources in rules.items():
         layers = range(model.num_layers) if layer is None else (0,)
         for place in layers:
             number = place + FIRST_BLOCK if layer is None else layer
-            found.append(((number, name), _parameter(run, model, name, sources, place)))
+            parameters.append(((number, name), _parameter(run, model, name, sources, place)))
     decays = adam_of(run, "GPT-NeoX").weight_decay
-    for (_, name), parameter in found:
+    for (_, name), parameter in parameters:
         plain = name.endswith(".bias") or "norm" in name
         if decays and parameter.decays == plain:
             raise ConversionError(f"{name} {'decays' if plain else 'does not decay'} here, and in GPT-NeoX it "
                                   f"{'does not' if plain else 'does'} (optimizer.weight_decay_modules)")  # fmt: skip
-    return sorted(found, key=lambda pair: (pair[0][0], _place(pair[0][1])))
+    return sorted(parameters, key=lambda pair: (pair[0][0], _place(pair[0][1])))
 
 
 def _place(name: str) -> tuple[int, bool]:
@@ -113,7 +113,7 @@ def _parameter(run: ExportedRun, model: LmConfig, name: str, rules: list[TensorR
 
 
 def joined(model: LmConfig, name: str, parts: list[np.ndarray]) -> np.ndarray:
-    """Return one array of query, key and value, or of gate and up, which stand together in NeoX."""
+    """Return one array of query, key and value, or of gate and up."""
     if name.startswith(MLP.up):
         gate, up = parts  # in the order of Hugging Face's names
         return np.concatenate([up, gate])
@@ -125,9 +125,12 @@ def joined(model: LmConfig, name: str, parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _name(key: Key, model: LmConfig, stages: int) -> str:
-    """Return the name that DeepSpeed has for a parameter; a pipeline's tied one is in a module of its own."""
+    """Return DeepSpeed's name of a parameter.
+
+    A tied one of a pipeline is in a module of its own.
+    """
     layer, name = key
-    if stages and model.tie_word_embeddings and name == ROWS[0]:
+    if stages and tied_head(model) and name == ROWS[0]:
         return TIED
     return f"{layer}.{name}" if stages else f"sequential.{layer}.{name}"
 

@@ -164,7 +164,10 @@ class Revision:
 
 
 def commit_of(*, outside: bool) -> str:
-    """Return a commit of a NeoX with blocked grouped queries, by where RMSNorm's epsilon is added."""
+    """Return a commit of a NeoX with blocked grouped queries.
+
+    ``outside``: where it adds RMSNorm's epsilon.
+    """
     return _COMMITS[1 if outside else 2].split()[-1]
 
 

@@ -15,7 +15,7 @@ import os
 import posixpath
 import shutil
 import threading
-from typing import Any, Callable, Dict, Generator, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Callable, Dict, Generator, List, NamedTuple, Optional
 
 from midstream_core import records
 from midstream_core.format_error import FormatError
@@ -24,6 +24,9 @@ from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
 from midstream_host.driver.reshard.errors import ReshardError
 from midstream_host.driver.reshard.new_files import NewFile, new_files
 from midstream_host.driver.reshard.segments import BLOCK, Archive
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 LATEST = "latest"
 MAX_RANKS = 1 << 14
@@ -211,11 +214,14 @@ class _Count:
 
 
 class _FlushedFile(io.FileIO):
-    """File whose bytes go to the disk while it is written, so that little is left to wait for at its end."""
+    """File whose bytes go to the disk while it is written.
+
+    Little is left to wait for at its end.
+    """
 
     _flushed = 0
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         """Write bytes; where the C library can, begin to write the last ones to the disk."""
         size = super().write(data)
         end = self.tell()  # codespell:ignore tell
