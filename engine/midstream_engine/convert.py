@@ -24,6 +24,7 @@ from midstream_engine.interruption import interruptible
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
+MAX_RANKS = 1 << 14
 _RUNS = ("neox", "levanter", "torch-dcp")
 FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
@@ -188,7 +189,11 @@ def _export(source: str, final: str, options: argparse.Namespace) -> str:
 
         run = exported_run.open_run(source, options.vocab_size, options.tokenizer)
         chosen = exporters.ExportOptions(
-            options.dtype, options.max_shard_size, options.processes, options.pipe_parallel_size
+            options.dtype,
+            options.max_shard_size,
+            options.processes,
+            options.pipe_parallel_size,
+            options.model_parallel_size,
         )
         written = exporters.exporter_of(options.to).export(run, partial, chosen)
     _print_notes(written.notes)
@@ -245,6 +250,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{count}: expected 1 to {MAX_RANKS}")
+    return count
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.convert", description="Convert a run or a model.")
     parser.add_argument("src", metavar="SRC", help="a checkpoint of GPT-NeoX (or its load: directory), Levanter, "
@@ -272,10 +284,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
                         "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="to neox, deepspeed: data-parallel "
+    parser.add_argument("--processes", type=_count, default=1, metavar="N", help="to neox, deepspeed: data-parallel "
                         "processes that load it")  # fmt: skip
     parser.add_argument("--pipe-parallel-size", type=int, choices=(0, 1), default=1, help="to neox: 1, with a file for "
                         "each layer, or 0")  # fmt: skip
+    parser.add_argument("--model-parallel-size", type=_count, default=1, metavar="N", help="to neox: tensor-parallel "
+                        "ranks")  # fmt: skip
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
     parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: directory of the tokenizer's files")
@@ -292,8 +306,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
     if options.processes != 1 and options.to not in ("neox", "deepspeed"):
         parser.error("--processes goes with --to neox and --to deepspeed")
-    if options.pipe_parallel_size != 1 and options.to != "neox":
-        parser.error("--pipe-parallel-size goes with --to neox")
+    if (options.pipe_parallel_size, options.model_parallel_size) != (1, 1) and options.to != "neox":
+        parser.error("--pipe-parallel-size and --model-parallel-size go with --to neox")
     if options.dtype != "float32" and options.to != "huggingface":
         parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")
     if options.cast_parameters and options.to != "midstream":

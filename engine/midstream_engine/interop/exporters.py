@@ -20,6 +20,7 @@ class ExportOptions:
     max_shard_size: int = 5 * 10**9  # bytes of a file of weights, at most
     processes: int = 1  # data-parallel ones that load it; neox and deepspeed alone
     pipe_parallel_size: int = 1  # stages of neox: 1, with a file for each layer, or 0
+    model_parallel_size: int = 1  # tensor-parallel ranks of neox
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from midstream.migrate.steps.record_commands import show_command, show_fence
 from midstream.migrate.steps.source_return import owns_run
 from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
+from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -39,6 +40,7 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
             if ours:
                 return _put_on_all_hosts(migration, _sealed_facts(migration, described))
         if _required_fence(migration, described).epoch < migration.plan.epoch:
+            _acquire(migration)  # its disk may have been put back, without the lock
             _seal_closed(migration, described)
     _acquire(migration)  # the seal may be another migration's: then this raises
     facts = migration.journal.facts
@@ -234,6 +236,13 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name} has no complete checkpoint to migrate", "midstream --checkpoints RUN shows what is there"
         )
     step = max(checkpoint.step for checkpoint in usable)
+    seen = _seen_step(migration)
+    if plan.checkpoint == "now" and step < seen:
+        raise MidstreamError(
+            f"{source.name} shows step {step} of {plan.run_id}, and had step {seen}: the copy is an older one, "
+            "restored perhaps, and later steps would be given up",
+            f"put its disk back; or midstream --restart {plan.run_id} goes on from what is left",
+        )
     damaged = [checkpoint for checkpoint in described.checkpoints if checkpoint.damaged and checkpoint.step > step]
     if plan.checkpoint == "now" and damaged:
         checkpoint = max(damaged, key=lambda checkpoint: checkpoint.step)
@@ -262,6 +271,18 @@ def _started_from(migration: Migration, fence: records.Fence) -> records.Lineage
         if same and signed is not None and (signed.step, signed.root_digest) == (entry.first_step, entry.root_digest):
             return entry
     return None
+
+
+def _seen_step(migration: Migration) -> int:
+    """Return the newest saved step that the source has shown to this migration.
+
+    What this machine has seen before counts, unless the plan's user has agreed to an older state.
+    """
+    plan, rehearsal = migration.plan, migration.journal.facts.rehearsal
+    seen, remembered = rehearsal.step if rehearsal is not None else 0, memory.recall(plan.run_id)
+    if remembered is not None and remembered.epoch == plan.source_epoch and remembered.step is not None:
+        seen = max(seen, remembered.step if remembered.step <= plan.route.source_step else 0)
+    return seen
 
 
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:

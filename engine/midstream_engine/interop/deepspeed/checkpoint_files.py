@@ -16,13 +16,11 @@ from midstream_engine.config.optimizer import AdamConfig
 from midstream_engine.interop.deepspeed.flat_rows import Row, TheirParameter
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import EXP_AVG, EXP_AVG_SQ, MASTER, ExportedRun
-from midstream_engine.interop.exported_settings import adam_of, batch_of, rate_of
+from midstream_engine.interop.exported_settings import adam_of, batch_of, rates_of
 from midstream_engine.interop.tensor_files import Outgoing
 from midstream_engine.interop.torch_saving import save
 
 VERSION = "0.19.8"  # of DeepSpeed, whose layout it is
-MODEL = "mp_rank_00_model_states.pt"
-MAX_RANKS = 1 << 14
 _SCALER = Global("deepspeed.runtime.fp16.loss_scaler", "LossScaler")
 _ADDRESS = Global("deepspeed.utils.tensor_fragment", "fragment_address")
 
@@ -39,6 +37,8 @@ class DeepSpeedState:
     groups: Sequence[Sequence[TheirParameter]]
     ranks: int
     batch: int
+    model_rank: int  # of model_ranks, which divide the model
+    model_ranks: int
 
     @property
     def half(self) -> bool:
@@ -50,12 +50,16 @@ class DeepSpeedState:
         """Rows of the groups."""
         return [Row(group, self.ranks) for group in self.groups]
 
+    @property
+    def next_rate(self) -> float:
+        """Learning rate of the next update."""
+        return rates_of(self.adam, self.run.config.trainer.num_train_steps)(self.run.schedule_count)
+
     def settings(self) -> list[dict[str, object]]:
         """Return the hyper-parameters of the optimizer's groups."""
-        rate = rate_of(self.run)(self.run.schedule_count)
         return [
             {
-                "lr": rate, "betas": (self.adam.beta1, self.adam.beta2), "eps": self.adam.epsilon,
+                "lr": self.next_rate, "betas": (self.adam.beta1, self.adam.beta2), "eps": self.adam.epsilon,
                 "weight_decay": self.adam.weight_decay if group[0].decays else 0.0, "bias_correction": True,
                 "amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False,
                 "fused": None, "decoupled_weight_decay": True, "params": [number],
@@ -98,19 +102,19 @@ class DeepSpeedState:
         ) | {"partition_count": [self.ranks] * len(self.groups), "ds_version": VERSION}  # fmt: skip
 
 
-def state_of(run: ExportedRun, parameters: Sequence[TheirParameter], ranks: int) -> DeepSpeedState:
-    """Return the state for ``ranks`` processes.
+def state_of(
+    run: ExportedRun, parameters: Sequence[TheirParameter], ranks: int, model_rank: int = 0, model_ranks: int = 1
+) -> DeepSpeedState:
+    """Return the state of a model-parallel rank for ``ranks`` data-parallel processes.
 
     Raises:
         ConversionError: DeepSpeed cannot have it.
     """
     adam = adam_of(run, "DeepSpeed")
-    if not 1 <= ranks <= MAX_RANKS:
-        raise ConversionError(f"--processes {ranks}: expected 1 to {MAX_RANKS}")
     decayed = [parameter for parameter in parameters if parameter.decays and adam.weight_decay]
     plain = [parameter for parameter in parameters if not (parameter.decays and adam.weight_decay)]
     groups = [group for group in (decayed, plain) if group]
-    return DeepSpeedState(run, adam, groups, ranks, batch_of(run, "DeepSpeed"))
+    return DeepSpeedState(run, adam, groups, ranks, batch_of(run, "DeepSpeed"), model_rank, model_ranks)
 
 
 def write_optimizer(directory: str, state: DeepSpeedState) -> list[str]:
@@ -135,7 +139,9 @@ def write_optimizer(directory: str, state: DeepSpeedState) -> list[str]:
             "group_paddings": [_padding(state, row, rank) for row in rows],
             "param_slice_mappings": [_addresses(row, rank) for row in rows],
         }
-        names.append(f"{'bf16_' if state.half else ''}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        names.append(
+            f"{'bf16_' if state.half else ''}zero_pp_rank_{rank}_mp_rank_{state.model_rank:02d}_optim_states.pt"
+        )
         value = {"optimizer_state_dict": optimizer, "ds_config": state.config(), "ds_version": VERSION}
         save(os.path.join(directory, names[-1]), value)
     return names
@@ -146,9 +152,9 @@ def write_model(directory: str, state: DeepSpeedState, module: object, client: M
 
     ``module``: its weights; None: they are in other files.
     """
-    run = state.run
+    run, name = state.run, f"mp_rank_{state.model_rank:02d}_model_states.pt"
     save(
-        os.path.join(directory, MODEL),
+        os.path.join(directory, name),
         {
             "module": module, "buffer_names": [], "optimizer": None,
             "param_shapes": [
@@ -157,11 +163,11 @@ def write_model(directory: str, state: DeepSpeedState, module: object, client: M
             "frozen_param_shapes": None, "shared_params": {}, "frozen_param_fragments": None, "data_sampler": None,
             "random_ltd": None, "sparse_tensor_module_names": Items("set", []),
             "skipped_steps": run.step - run.schedule_count, "global_steps": run.step,
-            "global_samples": run.step * state.batch, "dp_world_size": state.ranks, "mp_world_size": 1,
+            "global_samples": run.step * state.batch, "dp_world_size": state.ranks, "mp_world_size": state.model_ranks,
             "ds_config": state.config(), "ds_version": VERSION, **client,
         },
     )  # fmt: skip
-    return MODEL
+    return name
 
 
 def _padding(state: DeepSpeedState, row: Row, rank: int) -> int:

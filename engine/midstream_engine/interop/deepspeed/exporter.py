@@ -16,7 +16,7 @@ from midstream_engine.interop.deepspeed.checkpoint_files import (
 )
 from midstream_engine.interop.deepspeed.flat_rows import TheirParameter
 from midstream_engine.interop.exported_run import ExportedParameter, ExportedRun
-from midstream_engine.interop.exported_settings import rate_of, widened
+from midstream_engine.interop.exported_settings import widened
 from midstream_engine.interop.exporters import Exported, ExportOptions
 from midstream_engine.interop.huggingface.configuration import to_huggingface
 from midstream_engine.interop.huggingface.names import TensorRule, rules_of, tied_head, unpadded
@@ -58,10 +58,9 @@ def described(run: ExportedRun, directory: str, state: DeepSpeedState) -> list[s
         f"{number}: {len(group)} parameters, weight_decay {settings['weight_decay']:g}"
         for number, (group, settings) in enumerate(zip(state.groups, state.settings(), strict=True))
     )
-    rate = rate_of(run)(run.schedule_count)
     return [
         f"the optimizer is AdamW with the groups {groups}, each in the order of named_parameters",
-        f"the script's own schedule goes on at update {run.schedule_count}, whose learning rate is {rate:.9g} here "
+        f"the script's schedule goes on at update {run.schedule_count}, with the learning rate {state.next_rate:.9g} "
         f"(optimizer.lr_schedule: {state.adam.lr_schedule})",
         *widened(run),
     ]

@@ -72,7 +72,8 @@ def arguments_of(run: ExportedRun, state: DeepSpeedState, stages: int) -> dict[s
     schedule = schedule_of(run, adam)
     config = state.config()
     return {
-        "pipe-parallel-size": stages, "model-parallel-size": 1, **_model_arguments(run),
+        "pipe-parallel-size": stages, "model-parallel-size": state.model_ranks,
+        **_model_arguments(run, state.model_ranks),
         "precision": "bfloat16" if state.half else "fp32", "seed": trainer.seed,
         "optimizer": {
             "type": "Adam",
@@ -88,7 +89,7 @@ def arguments_of(run: ExportedRun, state: DeepSpeedState, stages: int) -> dict[s
     }  # fmt: skip
 
 
-def _model_arguments(run: ExportedRun) -> dict[str, object]:
+def _model_arguments(run: ExportedRun, ranks: int) -> dict[str, object]:
     model = run.config.model
     assert isinstance(model, LlamaConfig | NeoxConfig)
     if not isinstance(model.rope, DefaultRopeConfig):
@@ -101,7 +102,7 @@ def _model_arguments(run: ExportedRun) -> dict[str, object]:
         "num-layers": model.num_layers, "hidden-size": model.hidden_dim, "num-attention-heads": model.num_heads,
         "seq-length": model.seq_len, "max-position-embeddings": model.seq_len, "pos-emb": "rotary",
         "rotary-emb-base": int(model.rope.theta) if model.rope.theta % 1 == 0 else model.rope.theta,
-        "no-weight-tying": not model.tie_word_embeddings, "make-vocab-size-divisible-by": rows,
+        "no-weight-tying": not model.tie_word_embeddings, "make-vocab-size-divisible-by": rows // ranks,
         "hidden-dropout": 0, "attention-dropout": 0, "init-method-std": model.initializer_range,
     }  # fmt: skip
     if isinstance(model, NeoxConfig):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import yaml
@@ -18,14 +17,14 @@ from midstream_engine.interop.deepspeed.checkpoint_files import (
 )
 from midstream_engine.interop.deepspeed.flat_rows import TheirParameter
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.exported_run import ExportedRun
+from midstream_engine.interop.exported_run import MASTER, ExportedRun
 from midstream_engine.interop.exported_settings import adam_of, check_rates, widened
 from midstream_engine.interop.exporters import Exported, ExportOptions
 from midstream_engine.interop.huggingface.names import TensorRule, tied_head
 from midstream_engine.interop.neox.export_arguments import arguments_of, schedule_of
 from midstream_engine.interop.neox.names import sources_of
 from midstream_engine.interop.neox.revision import BLOCKED
-from midstream_engine.interop.neox.tensors import FIRST_BLOCK, ROWS, TIED, Key, MlpNames
+from midstream_engine.interop.neox.tensors import FIRST_BLOCK, ROWS, TIED, Key, Merging, MlpNames
 from midstream_engine.interop.torch_saving import save
 
 MLP = MlpNames("mlp.linear1", "mlp.linear1", "mlp.linear2")  # since 2024-09-07
@@ -35,13 +34,12 @@ _ORDER = ("input_layernorm", "attention.query_key_value", "attention.dense", "po
 
 def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported:
     """Write the run to ``directory``: ``latest`` and ``global_step*``; see `Exporter`."""
+    stages, ranks = options.pipe_parallel_size, options.model_parallel_size
     parameters = parameters_of(run)
-    names = [_name(key, run.config.model, options.pipe_parallel_size) for key, _ in parameters]
-    named = [replace(parameter, name=name) for name, (_, parameter) in zip(names, parameters, strict=True)]
-    state = state_of(run, named, options.processes)
-    schedule = schedule_of(run, state.adam)
+    states = [_state(run, parameters, options, rank) for rank in range(ranks)]
+    schedule = schedule_of(run, states[0].adam)
     check_rates(run, "GPT-NeoX", schedule.rate)
-    arguments = arguments_of(run, state, options.pipe_parallel_size)
+    arguments = arguments_of(run, states[0], stages)
     tag = f"global_step{run.step}"
     folder = os.path.join(directory, tag)
     os.makedirs(os.path.join(folder, "configs"))
@@ -54,16 +52,36 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
             for name in ("num_layers", "hidden_size", "num_attention_heads", "make_vocab_size_divisible_by")
         },
     }  # fmt: skip
-    if options.pipe_parallel_size:
-        _write_layers(folder, state, {key: name for name, (key, _) in zip(names, parameters, strict=True)})
-    write_model(folder, state, None if options.pipe_parallel_size else state.weights(), client)
-    write_optimizer(folder, state)
+    for state in states:
+        if stages:
+            _write_layers(folder, state, [key for key, _ in parameters])
+        write_model(folder, state, None if stages else state.weights(), client)
+        write_optimizer(folder, state)
     write_newest(directory, tag)
     notes = [
         "the data stays where it is: configs/midstream.yml has no data-path and no tokenizer, and needs both",
         "the state of torch's random generators is not in it: configs/midstream.yml has no_load_rng",
     ]
     return Exported([tag, "latest"], [*notes, *widened(run)])
+
+
+def _state(
+    run: ExportedRun, parameters: list[tuple[Key, TheirParameter]], options: ExportOptions, rank: int
+) -> DeepSpeedState:
+    """Return the state of a tensor-parallel rank."""
+    model, ranks = run.config.model, options.model_parallel_size
+    parallel = bool(getattr(model, "use_parallel_residual", False))
+    merging = Merging(model.num_heads, model.kv_heads, True, model.gated_mlp, parallel)
+    named: list[TheirParameter] = []
+    for key, parameter in parameters:
+
+        def read(kind: str, name: str = key[1], full: TheirParameter = parameter) -> np.ndarray:
+            return merging.split(name, "fp32" if kind == MASTER else kind, full.read(kind), ranks)[rank]
+
+        shape = merging.rank_shape(key[1], parameter.shape, ranks)
+        name = _name(key, model, options.pipe_parallel_size)
+        named.append(TheirParameter(name, shape, parameter.decays, read if ranks > 1 else parameter.read))
+    return state_of(run, named, options.processes, rank, ranks)
 
 
 def parameters_of(run: ExportedRun) -> list[tuple[Key, TheirParameter]]:
@@ -135,11 +153,12 @@ def _name(key: Key, model: LmConfig, stages: int) -> str:
     return f"{layer}.{name}" if stages else f"sequential.{layer}.{name}"
 
 
-def _write_layers(folder: str, state: DeepSpeedState, names: dict[Key, str]) -> None:
+def _write_layers(folder: str, state: DeepSpeedState, keys: list[Key]) -> None:
     """Write a file for each layer of the pipeline that has parameters."""
     weights = state.weights()
     layers: dict[int, dict[str, object]] = {}
-    for (layer, name), full in names.items():
+    for layer, name in keys:
+        full = _name((layer, name), state.run.config.model, 1)
         layers.setdefault(layer, {})[name] = weights[full]
     for layer, named in layers.items():
-        save(os.path.join(folder, f"layer_{layer:02d}-model_00-model_states.pt"), named)
+        save(os.path.join(folder, f"layer_{layer:02d}-model_{state.model_rank:02d}-model_states.pt"), named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,44 @@ class Merging:
         if name not in _SUMMED:
             self.differing.add(name)
         return np.asarray(np.mean(np.stack(parts), 0, dtype=np.float64), np.float32)
+
+    def split(self, name: str, kind: str, array: np.ndarray, ranks: int) -> list[np.ndarray]:
+        """Return each rank's part of an array, which `merge` joins again.
+
+        Raises:
+            ConversionError: It cannot be divided over so many ranks.
+        """
+        axis = self.axis(name)
+        if axis is None:
+            alone = name in _SUMMED and self.parallel_residual and kind == "fp32"
+            return [array if rank == 0 or not alone else np.zeros_like(array) for rank in range(ranks)]
+        shares = [1]
+        if name.startswith("attention.query_key_value") and self.groups != self.heads and self.blocked:
+            shares = [self.heads, self.groups, self.groups]
+        elif name.startswith(_GATED) and self.gated:
+            shares = [1, 1]
+        edges = np.cumsum(shares)[:-1] * array.shape[axis] // sum(shares)
+        parts = [np.split(stack, ranks, axis) for stack in np.split(array, edges, axis)]
+        return [np.concatenate([stack[rank] for stack in parts], axis) for rank in range(ranks)]
+
+    def rank_shape(self, name: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """Return the shape of each part of `split`.
+
+        Raises:
+            ConversionError: It cannot be divided over so many ranks.
+        """
+        axis = self.axis(name)
+        if axis is None:
+            return shape
+        units = shape[axis]
+        if name.startswith("attention."):
+            units = math.gcd(self.heads, self.groups)
+        elif name.startswith(_GATED) and self.gated:
+            units //= 2
+        if units % ranks:
+            what = "heads" if name.startswith("attention.") else "rows" if axis == 0 else "columns"
+            raise ConversionError(f"{name}: {units} {what} cannot be divided over {ranks} tensor-parallel ranks")
+        return (*shape[:axis], shape[axis] // ranks, *shape[axis + 1 :])
 
     def full_shape(self, name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Return the shape of ``merge``'s result.

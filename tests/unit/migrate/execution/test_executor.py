@@ -139,7 +139,7 @@ def test_preempted_target_is_rolled_back_without_a_question(
     migration: Migration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its provider reports that what it had is lost: waiting for a user would cost time alone."""
-    migration.journal.record(Facts(relaunching=True, target_attempt=2))
+    migration.journal.record(Facts(relaunching=True))
     monkeypatch.setattr(executor, "_may_go_on", lambda _: True)  # it does not answer
     failing = Step(phase_names.CERTIFY, raising(PreemptedError("b was preempted")))
     assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
