@@ -1,4 +1,4 @@
-"""The ``.metadata`` of a torch checkpoint: names of the state, its tensors' parts, bytes of each file."""
+"""The ``.metadata`` of a torch checkpoint: names, tensors' parts, bytes of files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read(path: str) -> DcpMetadata:
 
 
 def read_state(path: str) -> DcpState:
-    """Read a ``.metadata`` file with the parts of each tensor, which make up all of it.
+    """Read a ``.metadata`` file with the parts of each tensor, which are all of it.
 
     Raises:
         FormatError: The file is partial, no ``.metadata``, or a part of the state has no place or more than one.
@@ -142,11 +142,11 @@ def _tensor(
 
 
 def _is_grid(shape: Tuple[int, ...], parts: List[StoredPart]) -> bool:
-    """Return whether the parts are the cells of one grid: all of the tensor, each number once."""
+    """Return whether the parts are the cells of one grid, each number once."""
     if not math.prod(shape):
         return not parts
-    axes = [sorted({part.begins[axis] for part in parts}) for axis in range(len(shape))]
-    cells = {part.begins: part.shape for part in parts}
+    axes = [sorted({cell.begins[axis] for cell in parts}) for axis in range(len(shape))]
+    cells = {cell.begins: cell.shape for cell in parts}
     if len(cells) != len(parts) or len(parts) != math.prod(len(begins) for begins in axes):
         return False
     lengths = [

@@ -158,7 +158,7 @@ def main() -> None:
             dcp.save(state, checkpoint_id=request["save"])
     if rank == 0 and request.get("config"):
         described = {
-            "model_spec": {"name": "llama3", "flavor": "tiny", "model": config.to_dict()},
+            "model_spec": {"name": "llama3", "model": config.to_dict()},
             "optimizer": adamw.to_dict(), "lr_scheduler": rates.to_dict(),
             "training": asdict(TrainingConfig(
                 local_batch_size=BATCH, global_batch_size=BATCH, seq_len=LENGTH, steps=request["steps"],

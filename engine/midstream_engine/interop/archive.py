@@ -55,10 +55,10 @@ class TorchFile:
         self.path = path
         with open(path, "rb") as file, contextlib.closing(FilePart(path, begin, size)) as part:
             try:
-                found = members_of(cast(BinaryIO, part), part.size)
+                members = members_of(cast(BinaryIO, part), part.size)
             except ValueError as error:
                 raise self._rejected(str(error)) from None
-            self._members = {name: member._replace(start=begin + member.start) for name, member in found.items()}
+            self._members = {name: member._replace(start=begin + member.start) for name, member in members.items()}
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._prefix = next(iter(self._members)).split("/")[0] + "/"
         self._storages: dict[str, _FileStorage] = {}

@@ -52,7 +52,7 @@ def save(path: str, value: object) -> None:
 
 
 def save_to(file: BinaryIO, folder: str, value: object) -> None:
-    """Write ``value`` into an empty file that can seek; see `save`. ``folder``: of the archive."""
+    """Write ``value`` into an empty file that can seek; see `save`."""
     tensors: list[Outgoing] = []
     nodes: dict[int, Value] = {}
     tree = _node(value, tensors, nodes)

@@ -1,13 +1,13 @@
-"""Writes arrays as Levanter stores them, plane by plane: zarr 3 in one OCDBT store, or zarr 2."""
+"""Writer of arrays as Levanter stores them: zarr 3 in OCDBT, or zarr 2."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
+from midstream_core.json_types import JsonObject
 from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.interop.errors import ConversionError
 
@@ -34,7 +34,7 @@ def write_array(
     first = next(planes)
     apart = first.ndim < len(shape)  # a plane is a chunk
     chunk = [1, *shape[1:]] if apart else list(shape)
-    spec: dict[str, Any]
+    spec: JsonObject
     if zarr2:
         spec = {
             "driver": "zarr", "kvstore": {**base, "path": os.path.join(base["path"], name) + "/"},

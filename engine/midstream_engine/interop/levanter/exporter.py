@@ -1,4 +1,4 @@
-"""Export of a run as a checkpoint of Levanter: weights, average, moments, counts and key.
+"""Export of a run to Levanter: weights, average, moments, counts and key.
 
 The configuration is Levanter's, and is read again here before anything is written.
 """
@@ -10,7 +10,6 @@ import datetime
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import yaml
@@ -26,11 +25,12 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import EXP_AVG, EXP_AVG_SQ, MASTER, ExportedRun
 from midstream_engine.interop.exported_settings import adam_of, check_rates
 from midstream_engine.interop.exporters import Exported, ExportOptions
+from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 from midstream_engine.interop.huggingface.names import unpadded
 from midstream_engine.interop.levanter.array_writer import write_array
 from midstream_engine.interop.levanter.arrays import METADATA
 from midstream_engine.interop.levanter.configuration import translate
-from midstream_engine.interop.levanter.layout import rule_of
+from midstream_engine.interop.levanter.layout import ArrayRule, rule_of
 from midstream_engine.interop.levanter.optimizer_state import ROOT
 from midstream_engine.interop.tokenizer_files import copy_files
 from midstream_engine.optim.schedule import learning_rate
@@ -63,7 +63,7 @@ _OWN = {"schedule_rules", "mu_dtype", "nu_dtype", "pad_vocab_to_multiple", "grad
 
 
 def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported:
-    """Write the run to ``directory`` for marin-levanter 0.2: ``step-N`` and ``config.yaml``; see `Exporter`."""
+    """Write ``step-N`` and ``config.yaml`` for marin-levanter 0.2; see `Exporter`."""
     del options
     return write(run, directory, LEVANTER_0_2)
 
@@ -120,20 +120,20 @@ def _notes(run: ExportedRun, name: str, rules: str) -> list[str]:
     return notes
 
 
-def _config(run: ExportedRun, rules: str) -> dict[str, Any]:
+def _config(run: ExportedRun, rules: str) -> dict[str, ForeignValue]:
     """Return Levanter's configuration."""
     model, optimizer, trainer = run.config.model, run.config.optimizer, run.config.trainer
     if type(model) not in _FAMILIES:
         raise ConversionError(f"model.type: {type(model).__name__} here, and Levanter gets a GPT-2 or a Llama")
     kind, fields = _FAMILIES[type(model)]
-    described: dict[str, Any] = {"type": kind, _SEQUENCE[rules]: model.seq_len}
+    described: dict[str, ForeignValue] = {"type": kind, _SEQUENCE[rules]: model.seq_len}
     described |= {name: getattr(model, name) for name in (*_MODEL, *fields)}
     if isinstance(model, LlamaConfig):
         encoded = run.config.resolved()["model"]
         described["rope"] = encoded["rope"]
         if model.head_dim is not None:
             described["head_dim"] = model.head_dim
-    settings: dict[str, Any] = {"type": "adam"}
+    settings: dict[str, ForeignValue] = {"type": "adam"}
     settings |= {name: value for name in _OPTIMIZER if (value := getattr(optimizer, name)) is not None}
     settings["max_grad_norm"] = getattr(optimizer, "max_grad_norm", None) or None
     sizes: object = run.config.resolved()["trainer"]["train_batch_size"]
@@ -147,7 +147,7 @@ def _config(run: ExportedRun, rules: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _check_read_again(run: ExportedRun, config: dict[str, Any], rules: str) -> None:
+def _check_read_again(run: ExportedRun, config: dict[str, ForeignValue], rules: str) -> None:
     """Compare the run's settings with those that an import reads in ``config``.
 
     Raises:
@@ -158,7 +158,7 @@ def _check_read_again(run: ExportedRun, config: dict[str, Any], rules: str) -> N
     except ConfigError as error:
         raise ConversionError(f"{_NAMES[rules]}: {error}") from None
     for section in ("model", "optimizer"):
-        here, there = (dataclasses.asdict(getattr(each, section)) for each in (run.config, again))
+        here, there = (dataclasses.asdict(getattr(config, section)) for config in (run.config, again))
         for name in sorted((here.keys() | there.keys()) - _OWN):
             if (here.get(name) or None) != (there.get(name) or None):
                 raise ConversionError(
@@ -166,7 +166,7 @@ def _check_read_again(run: ExportedRun, config: dict[str, Any], rules: str) -> N
                 )
 
 
-def _rates(run: ExportedRun, settings: Mapping[str, Any], rules: str) -> Callable[[int], float]:
+def _rates(run: ExportedRun, settings: ForeignConfig, rules: str) -> Callable[[int], float]:
     """Return Levanter's learning rate by the number of updates before."""
     try:
         parts = rate_parts(rate_settings({**settings, "schedule_rules": rules}), run.config.trainer.num_train_steps)
@@ -197,11 +197,11 @@ def _arrays(
     Raises:
         ConversionError: The state has an array that Levanter has not.
     """
-    known = {"key", "optimizer/adam/count", "optimizer/schedule/count"}
+    own = {"key", "optimizer/adam/count", "optimizer/schedule/count"}
     for name, array in run.arrays.items():
         prefix = next((prefix for prefix in places if name.startswith(prefix)), None)
         if prefix is None:
-            if name not in known:
+            if name not in own:
                 raise ConversionError(f"{run.checkpoint}: {name} has no counterpart in Levanter")
             continue
         stacked = array.axes[:1] != () and array.axes[0] in STACKED
@@ -210,13 +210,13 @@ def _arrays(
         rule = rule_of(run.config.model, name.removeprefix(prefix))
         sample = rule.back(np.broadcast_to(np.int8(0), tuple(end for _, end in box)), run.config.model).shape
         layers = array.shape[0] if stacked else None
-        whole = (layers, *sample) if layers is not None else sample
+        complete = (layers, *sample) if layers is not None else sample
 
         def planes(
-            array: HostArray = array, box: Box = box, layers: int | None = layers, rule: Any = rule
+            array: HostArray = array, box: Box = box, layers: int | None = layers, rule: ArrayRule = rule
         ) -> Iterator[np.ndarray]:
             for layer in range(layers or 1):
-                part = array.part(box) if layers is None else array.part(((layer, layer + 1), *box))[0]
-                yield rule.back(part, run.config.model)
+                plane = array.part(box) if layers is None else array.part(((layer, layer + 1), *box))[0]
+                yield rule.back(plane, run.config.model)
 
-        yield places[prefix] + rule.theirs, array.dtype, whole, planes()
+        yield places[prefix] + rule.theirs, array.dtype, complete, planes()

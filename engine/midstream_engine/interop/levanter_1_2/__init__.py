@@ -1,1 +1,1 @@
-"""Export of runs to Levanter 1.2; its checkpoints are read by `midstream_engine.interop.levanter`."""
+"""Export of runs to Levanter 1.2; the import is in ``interop/levanter``."""

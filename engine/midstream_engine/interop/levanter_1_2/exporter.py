@@ -1,4 +1,4 @@
-"""Export of a run as a checkpoint of Levanter 1.2: zarr 2, a directory for each array."""
+"""Export of a run to Levanter 1.2: zarr 2, a directory for each array."""
 
 from __future__ import annotations
 

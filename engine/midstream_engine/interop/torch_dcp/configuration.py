@@ -9,7 +9,6 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from midstream_core.json_types import JsonValue
 from midstream_engine.config import yaml_file
@@ -50,8 +49,10 @@ def read_config(directory: str, given: str | None) -> tuple[dict[str, ForeignVal
     return value, "model_spec" in value
 
 
-def translate(described: ForeignConfig, ranks: int | None, notes: list[str]) -> dict[str, Any]:
-    """Return our mapping of torchtitan's configuration, without what the checkpoint says of the optimizer.
+def translate(described: ForeignConfig, ranks: int | None, notes: list[str]) -> dict[str, ForeignValue]:
+    """Return our mapping of torchtitan's configuration.
+
+    What the checkpoint says of the optimizer is not in it.
 
     Args:
         described: torchtitan's configuration.
@@ -128,14 +129,17 @@ def _lengths(rates: ForeignConfig, steps: int) -> tuple[int, int]:
 
 
 def _steps(count: int, cycle: int) -> float:
-    """Return a number of updates as our schedule has it, where 1 and less is a fraction of ``cycle``."""
+    """Return a number of updates as our schedule has it.
+
+    There 1 and less is a fraction of ``cycle``.
+    """
     return float(count) if count != 1 else 1.5 / max(cycle, 2)
 
 
 def _batch(training: ForeignConfig, ranks: int | None) -> int:
-    whole, own = (int(training.get(name, -1)) for name in _BATCHES)
-    if whole > 0:
-        return whole
+    of_all, own = (int(training.get(name, -1)) for name in _BATCHES)
+    if of_all > 0:
+        return of_all
     if ranks is None:
         raise ConversionError("training.global_batch_size: -1, and the checkpoint has no loader's world_size")
     return own * ranks
@@ -151,7 +155,7 @@ def _model(model: ForeignConfig, seq_len: int) -> LlamaConfig:
     for name, value in (("qk_norm", attention.get("qk_norm")), ("moe", first.get("moe"))):
         if value is not None:
             raise ConversionError(f"model.layers.0.{name}: has no counterpart")
-    biased = [name for name, part in _parts(model) if isinstance(part, dict) and part.get("bias") is True]
+    biased = [name for name, section in _sections(model) if section.get("bias") is True]
     if biased or mlp is None:
         raise ConversionError(f"model.{(biased or ['layers.0.feed_forward'])[0]}: biases and other MLPs are not read")
     norms = {first["attention_norm"]["eps"], first["ffn_norm"]["eps"], model["norm"]["eps"]}
@@ -177,20 +181,21 @@ def _rope(rope: ForeignConfig) -> RopeConfig:
     return Llama3RopeConfig(theta, factor, low, high, int(rope["original_max_position_embeddings"]))
 
 
-def _without_names(part: ForeignValue) -> ForeignValue:
-    """Return a part of the configuration without functions, whose text has an address."""
-    if isinstance(part, Mapping):
-        return {key: _without_names(value) for key, value in part.items() if key != "param_init"}
-    return part
+def _without_names(settings: ForeignValue) -> ForeignValue:
+    """Return a section without functions, whose text has an address."""
+    if isinstance(settings, Mapping):
+        return {key: _without_names(value) for key, value in settings.items() if key != "param_init"}
+    return settings
 
 
-def _parts(part: ForeignValue, name: str = "") -> list[tuple[str, ForeignValue]]:
-    if isinstance(part, list):
-        part = {str(number): inner for number, inner in enumerate(part)}
-    if not isinstance(part, dict):
+def _sections(settings: ForeignValue, name: str = "") -> list[tuple[str, ForeignValue]]:
+    """Return all sections in a section, by their dotted names."""
+    if isinstance(settings, list):
+        settings = {str(number): inner for number, inner in enumerate(settings)}
+    if not isinstance(settings, dict):
         return []
-    found = [(name, part)]
-    for key, inner in part.items():
+    sections = [(name, settings)]
+    for key, inner in settings.items():
         if key != "param_init":
-            found += _parts(inner, f"{name}.{key}" if name else str(key))
-    return found
+            sections += _sections(inner, f"{name}.{key}" if name else str(key))
+    return sections

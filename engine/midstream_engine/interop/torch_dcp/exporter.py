@@ -1,4 +1,4 @@
-"""Export of a run as a distributed checkpoint of torch, by the names of torchtitan 0.3 for its Llama."""
+"""Export of a run as a distributed checkpoint of torch, with torchtitan's names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _KINDS = {EXP_AVG: OUR_MU, EXP_AVG_SQ: OUR_NU}
 
 
 def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported:
-    """Write the run to ``directory``: ``step-N``, and ``torchtitan.json`` with its settings; see `Exporter`."""
+    """Write ``step-N``, and ``torchtitan.json`` with its settings; see `Exporter`."""
     model = _model(run)
     adam = adam_of(run, _TITAN)
     _check_counts(run)
@@ -64,8 +64,8 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
         f"moments of queries, keys and values are there twice: joined ({FUSED}) and apart, for either layer",
     ]
     if adam.weight_decay and len(decays) > 1:
-        without = ", ".join(sorted({name.split(".")[-2] for name, each in zip(names, parameters, strict=True)
-                                    if not each.decays}))  # fmt: skip
+        without = ", ".join(sorted({name.split(".")[-2] for name, parameter in zip(names, parameters, strict=True)
+                                    if not parameter.decays}))  # fmt: skip
         notes.append(f"weight decay is 0 for {without}: they need a group of their own in optimizer.param_groups")
     if {array.dtype for array in run.arrays.values()} & {"bfloat16", "float16"}:
         notes.append("arrays are there in their stored types; torch casts them to those of the model it loads into")
@@ -103,7 +103,7 @@ def _entries(run: ExportedRun, model: LlamaConfig, adam: AdamConfig, parameters:
     for parameter in parameters:
         if parameter.name.endswith(PARTS[0]):
             prefix = parameter.name.removesuffix(PARTS[0])
-            apart = [by_name[prefix + part] for part in PARTS]
+            apart = [by_name[prefix + end] for end in PARTS]
             moments = {name: _joined(model, apart, kind) for name, kind in _KINDS.items()}
             yield from _optimizer(run, adam, prefix + FUSED, moments, parameter.decays)
     yield Entry(("lr_scheduler", "last_epoch"), run.schedule_count)
@@ -114,17 +114,17 @@ def _entries(run: ExportedRun, model: LlamaConfig, adam: AdamConfig, parameters:
 
 def _joined(model: LlamaConfig, apart: list[_Parameter], kind: str) -> Outgoing:
     def make() -> np.ndarray:
-        query, key, value = (part.read(kind) for part in apart)
+        query, key, value = (matrix.read(kind) for matrix in apart)
         return fused(query, key, value, model.num_kv_heads)
 
-    rows = sum(part.shape[0] for part in apart)
+    rows = sum(matrix.shape[0] for matrix in apart)
     return Outgoing(FUSED, apart[0].tensor(kind).dtype, (rows, model.hidden_dim), make)
 
 
 def _optimizer(
     run: ExportedRun, adam: AdamConfig, name: str, moments: Mapping[str, Outgoing], decays: bool
 ) -> Iterator[Entry]:
-    """Yield the optimizer's state and settings of a parameter, as AdamW has them in torchtitan's default."""
+    """Yield the optimizer's state and settings of a parameter, as AdamW has them."""
     count = np.full((), run.optimizer_count, np.float32)
     yield Entry(("optimizer", f"state.{name}.step"), Outgoing(name, "float32", (), lambda: count))
     for kind, moment in moments.items():

@@ -1,12 +1,10 @@
-"""Import of distributed checkpoints of torch: weights, moments, counts and schedule of torchtitan's Llama."""
+"""Import of distributed checkpoints of torch: the state of torchtitan's Llama."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +17,7 @@ from midstream_engine.config.model import LlamaConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import common_dtype
 from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
-from midstream_engine.interop.foreign_values import ForeignConfig
+from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 from midstream_engine.interop.huggingface.names import TensorRule
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.torch_dcp.configuration import rate_factor, read_config, translate, warmup_of
@@ -113,9 +111,9 @@ def open_torch_dcp(path: str, config_path: str | None = None) -> ForeignRun:
 
 
 def _complete(
-    mapping: dict[str, Any], checkpoint: DcpCheckpoint, parameters: list[str], adam: StoredAdam, rows: int
+    mapping: dict[str, ForeignValue], checkpoint: DcpCheckpoint, parameters: list[str], adam: StoredAdam, rows: int
 ) -> None:
-    """Add what the checkpoint says to ``mapping``: the optimizer's settings, types of its numbers, the vocabulary.
+    """Add the checkpoint's settings of the optimizer, types and rows to ``mapping``.
 
     Raises:
         ConversionError: The configuration says something else.
@@ -128,21 +126,20 @@ def _complete(
     if optimizer.setdefault("type", "adam") != "adam":
         raise ConversionError(f"optimizer.type: {optimizer['type']} in the configuration, and AdamW in the checkpoint")
     for name, kind in (("mu_dtype", EXP_AVG), ("nu_dtype", EXP_AVG_SQ)):
-        optimizer[name] = common_dtype({checkpoint.tensors[f"{STATE}{each}.{kind}"].dtype for each in parameters
-                                        if f"{STATE}{each}.{kind}" in checkpoint.tensors})  # fmt: skip
-    stored = common_dtype({tensor.dtype for name, tensor in checkpoint.tensors.items() if not name.startswith(STATE)
+        moments = (f"{STATE}{parameter}.{kind}" for parameter in parameters)
+        stored = {checkpoint.tensors[moment].dtype for moment in moments if moment in checkpoint.tensors}
+        optimizer[name] = common_dtype(stored)
+    weights = common_dtype({tensor.dtype for name, tensor in checkpoint.tensors.items() if not name.startswith(STATE)
                            and name.endswith(".weight")})  # fmt: skip
     trainer = dict(mapping.get("trainer") or {})
-    trainer["mp"] = str(precision_of(trainer.get("mp")).with_parameters(stored))
-    data: dict[str, Any] = {"tokenizer": f"ids:{rows}", "next_token": True, **(mapping.get("data") or {})}
-    model: dict[str, Any] = {**(mapping.get("model") or {}), "pad_vocab_to_multiple": rows}
+    trainer["mp"] = str(precision_of(trainer.get("mp")).with_parameters(weights))
+    data: dict[str, ForeignValue] = {"tokenizer": f"ids:{rows}", "next_token": True, **(mapping.get("data") or {})}
+    model: dict[str, ForeignValue] = {**(mapping.get("model") or {}), "pad_vocab_to_multiple": rows}
     mapping |= {"optimizer": optimizer, "trainer": trainer, "data": data, "model": model}
 
 
-def _check_rates(
-    mapping: Mapping[str, Any], adam: StoredAdam, described: ForeignConfig | None, notes: list[str]
-) -> None:
-    """Compare the learning rates with the checkpoint's, and with those of torchtitan's schedule.
+def _check_rates(mapping: ForeignConfig, adam: StoredAdam, described: ForeignConfig | None, notes: list[str]) -> None:
+    """Compare the learning rates with those of the checkpoint and of torchtitan.
 
     Raises:
         ConversionError: They differ in another way than by torchtitan's warmup, which begins one update later.
@@ -204,7 +201,7 @@ class _Matched:
             held = optimizer_name(name, self.parameters) if end else name
             if self.model.tie_word_embeddings and end and name == TABLE and TABLE not in self.parameters:
                 held = HEAD
-            pick = None if held in (name, HEAD) else [name.endswith(part) for part in PARTS].index(True)
+            pick = None if held in (name, HEAD) else [name.endswith(end) for end in PARTS].index(True)
             sources.append(f"{STATE}{held}{end}" if end else held)
             self._check(sources[-1], rule.form.shape(inner) if pick is None else None)
         pieces = partial(self._pieces, rule, array.shape, pick)
@@ -217,7 +214,7 @@ class _Matched:
         return ImportedArray(array.name, array.axes, array.shape, array.dtype, pieces, read, planes, source)
 
     def check(self, unused: list[str]) -> None:
-        """Raise ConversionError where names of the state are left over, missing or of another shape."""
+        """Raise ConversionError where tensors are left over, missing or misshapen."""
         problems = [
             f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
             for what, names in (("unused", unused), ("missing", self._missing), ("misshapen", self._misshapen))
@@ -242,7 +239,7 @@ class _Matched:
         return (model.num_heads + 2 * model.num_kv_heads) * model.head_size, model.hidden_dim
 
     def _check_tied(self) -> None:
-        """Raise ConversionError where the head is stored too and differs from the embedding."""
+        """Raise ConversionError where a head is stored that is not the embedding."""
         self.used.add(HEAD)
         if HEAD in self.checkpoint.tensors and not np.array_equal(
             self.checkpoint.read(HEAD), self.checkpoint.read(TABLE)

@@ -48,8 +48,8 @@ def present_name(name: str) -> str:
 
 
 def fused(query: np.ndarray, key: np.ndarray, value: np.ndarray, kv_heads: int) -> np.ndarray:
-    """Return one matrix: of each key head its queries, its key, its value. [out, in] each."""
-    grouped = [part.reshape(kv_heads, -1, part.shape[1]) for part in (query, key, value)]
+    """Return one matrix: of each key head its queries, key, value. [out, in] each."""
+    grouped = [matrix.reshape(kv_heads, -1, matrix.shape[1]) for matrix in (query, key, value)]
     return np.concatenate(grouped, axis=1).reshape(-1, query.shape[1])
 
 
@@ -57,7 +57,7 @@ def unfused(matrix: np.ndarray, kv_heads: int, head_size: int) -> list[np.ndarra
     """Return the matrices of queries, keys and values of ``fused``."""
     grouped = matrix.reshape(kv_heads, -1, matrix.shape[1])
     cuts = [grouped.shape[1] - 2 * head_size, grouped.shape[1] - head_size]
-    return [part.reshape(-1, matrix.shape[1]) for part in np.split(grouped, cuts, axis=1)]
+    return [rows.reshape(-1, matrix.shape[1]) for rows in np.split(grouped, cuts, axis=1)]
 
 
 def _rule(model: LlamaConfig, rule: TensorRule) -> TensorRule:
@@ -70,7 +70,10 @@ def _rule(model: LlamaConfig, rule: TensorRule) -> TensorRule:
 
 
 def _neighbours(form: TensorForm, heads: int) -> TensorForm:
-    """Return the form of rows whose neighbours are turned together, where ``form`` has halves of a head."""
+    """Return the form of rows whose neighbours are turned together.
+
+    ``form``: that of halves of a head.
+    """
 
     def turned(array: np.ndarray, *, halves: bool) -> np.ndarray:
         inner = (-1, 2) if halves else (2, array.shape[0] // heads // 2)

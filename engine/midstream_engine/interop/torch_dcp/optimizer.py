@@ -1,4 +1,4 @@
-"""What a distributed checkpoint of torch says of its optimizer: counts, rates, decay of each parameter."""
+"""Counts, rates and decay of the AdamW in a distributed checkpoint of torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _COUNTS = (TRAIN_STEP, LAST_EPOCH, "step")
 
 @dataclass(frozen=True)
 class StoredAdam:
-    """Settings of the stored AdamW. ``rate``: of the next update; ``decays``: by the names in the optimizer."""
+    """Settings of the stored AdamW.
+
+    ``rate``: of the next update; ``decays``: by the names in the optimizer.
+    """
 
     count: int
     rate: float | None
@@ -46,12 +49,12 @@ def parameters_of(checkpoint: DcpCheckpoint) -> list[str]:
 
 
 def optimizer_name(name: str, parameters: list[str]) -> str:
-    """Return the optimizer's name of a parameter of the model: that of the joined matrix where it has one."""
+    """Return the optimizer's name of a parameter: of a joined matrix if it has one."""
     if name in parameters:
         return name
-    for part in PARTS:
-        if name.endswith(part) and name.removesuffix(part) + FUSED in parameters:
-            return name.removesuffix(part) + FUSED
+    for end in PARTS:
+        if name.endswith(end) and name.removesuffix(end) + FUSED in parameters:
+            return name.removesuffix(end) + FUSED
     return name
 
 
@@ -93,7 +96,7 @@ def read_adam(checkpoint: DcpCheckpoint, parameters: list[str], notes: list[str]
 
 
 def decay_settings(decays: Mapping[str, bool]) -> dict[str, object]:
-    """Return our settings for the arrays that decay. ``decays``: by the names of our arrays."""
+    """Return our settings of weight decay. ``decays``: by the names of our arrays."""
     if all(decays.values()) or not any(decays.values()):
         return {"weight_decay_modules": None, "default_weight_decay_mask": False}
     names = sorted(re.escape(name.replace("/", ".")) for name, decayed in decays.items() if decayed)
@@ -101,19 +104,19 @@ def decay_settings(decays: Mapping[str, bool]) -> dict[str, object]:
 
 
 def used_names(checkpoint: DcpCheckpoint, parameters: list[str]) -> set[str]:
-    """Return the names that an import has read here: counts, and settings of each parameter."""
-    known = {f"{STATE}{name}.{key}" for name in parameters for key in ("step", EXP_AVG, EXP_AVG_SQ)}
-    return known | {name for name in checkpoint.names if name.startswith((GROUPS, "lr_scheduler.", "train_state."))
+    """Return the names that are read here: counts, and settings of parameters."""
+    state = {f"{STATE}{name}.{key}" for name in parameters for key in ("step", EXP_AVG, EXP_AVG_SQ)}
+    return state | {name for name in checkpoint.names if name.startswith((GROUPS, "lr_scheduler.", "train_state."))
                     or name in _COUNTS}  # fmt: skip
 
 
 def _count(checkpoint: DcpCheckpoint, parameters: list[str]) -> int:
     counts = {name: checkpoint.value(name) for name in _COUNTS}
     counts |= {f"{STATE}{name}.step": checkpoint.value(f"{STATE}{name}.step") for name in parameters}
-    found = {name: _plain(count) for name, count in counts.items() if count is not None}
-    numbers = {int(count) for count in found.values() if isinstance(count, int | float) and count == int(count)}
-    if len(numbers) != 1 or len(found) < 1:
-        shown = ", ".join(f"{name} {count!r}" for name, count in list(found.items())[:4])
+    stated = {name: _plain(count) for name, count in counts.items() if count is not None}
+    numbers = {int(count) for count in stated.values() if isinstance(count, int | float) and count == int(count)}
+    if len(numbers) != 1 or len(stated) < 1:
+        shown = ", ".join(f"{name} {count!r}" for name, count in list(stated.items())[:4])
         raise ConversionError(f"{checkpoint.directory}: its counts of updates are missing or differ: {shown}")
     return numbers.pop()
 

@@ -1,4 +1,4 @@
-"""Distributed checkpoints of torch on the disk, without torch: tensors are read whole, part by part."""
+"""Distributed checkpoints of torch on the disk, read part by part without torch."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class DcpCheckpoint:
 
     def others(self) -> list[str]:
         """Return the names of data files here that ``.metadata`` does not name."""
-        named = {part.place.file for tensor in self.tensors.values() for part in tensor.parts}
+        named = {stored.place.file for tensor in self.tensors.values() for stored in tensor.parts}
         named |= {place.file for place in self._values.values()}
         return sorted(name for name in os.listdir(self.directory) if name.endswith(".distcp") and name not in named)
 
     def value(self, name: str) -> TorchValue:
-        """Return a value that is no array, or the number of an array that has one; None where there is none.
+        """Return a plain value, or the number of a tensor that has one; None without it.
 
         Raises:
             ConversionError: It is damaged.
@@ -82,23 +82,23 @@ class DcpCheckpoint:
         tensor = self.tensors[name]
         if tensor.dtype not in DTYPES:
             raise ConversionError(f"{self.directory}: {name} has the type {tensor.dtype}, which is not read")
-        whole: np.ndarray | None = None
-        for part in tensor.parts:
-            read = self._part(name, part.place)
-            if not isinstance(read, Tensor) or read.shape != part.shape or read.dtype != DTYPES[tensor.dtype]:
-                raise ConversionError(f"{self._at(part.place)}: not the part of {name} that {METADATA} describes")
+        complete: np.ndarray | None = None
+        for stored in tensor.parts:
+            read = self._part(name, stored.place)
+            if not isinstance(read, Tensor) or read.shape != stored.shape or read.dtype != DTYPES[tensor.dtype]:
+                raise ConversionError(f"{self._at(stored.place)}: not the part of {name} that {METADATA} describes")
             with _named(name):
                 values = read.read()
-            if part.shape == tensor.shape:
+            if stored.shape == tensor.shape:
                 return values
-            whole = np.empty(tensor.shape, read.dtype) if whole is None else whole
-            cut = tuple(slice(begin, begin + size) for begin, size in zip(part.begins, part.shape, strict=True))
-            whole[cut] = values
-        return np.empty(tensor.shape, DTYPES[tensor.dtype]) if whole is None else whole
+            complete = np.empty(tensor.shape, read.dtype) if complete is None else complete
+            cut = tuple(slice(begin, begin + size) for begin, size in zip(stored.begins, stored.shape, strict=True))
+            complete[cut] = values
+        return np.empty(tensor.shape, DTYPES[tensor.dtype]) if complete is None else complete
 
     @functools.cached_property
     def stamp(self) -> list[JsonValue]:
-        """What identifies this state of the files."""
+        """Names and times that identify this state of the files."""
         return [[name, os.stat(os.path.join(self.directory, name)).st_mtime_ns] for name in [METADATA, *self._files]]
 
     def _part(self, name: str, place: Place) -> TorchValue:
@@ -113,7 +113,7 @@ class DcpCheckpoint:
                 raise ConversionError(f"{path}: missing, and {METADATA} names it")
             size = os.path.getsize(path)
             if size < end:
-                raise ConversionError(f"{path}: has {size} bytes, and {METADATA} names {end}: it was not copied whole")
+                raise ConversionError(f"{path}: has {size} bytes, and {METADATA} names {end}: it is not complete")
         self._files = sorted(state.ends)
 
     def _renamed(self, entries: Mapping[str, _Entry]) -> dict[str, _Entry]:

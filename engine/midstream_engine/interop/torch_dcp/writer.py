@@ -1,4 +1,4 @@
-"""Writes distributed checkpoints of torch without torch: one archive after the other, and ``.metadata`` last."""
+"""Writer of distributed checkpoints of torch: archives, and ``.metadata`` last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FOLDER = "archive"  # torch's name of the folder in an archive without a file n
 
 @dataclass(frozen=True)
 class Entry:
-    """A part of the state: its path in the nested state, and a tensor or a plain value."""
+    """A path in the nested state, and a tensor or a plain value."""
 
     path: tuple[str, ...]
     value: object
