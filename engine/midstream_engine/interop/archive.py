@@ -53,9 +53,9 @@ class TorchFile:
             ConversionError: The file is no such archive, damaged or hostile.
         """
         self.path = path
-        with open(path, "rb") as file, contextlib.closing(FilePart(path, begin, size)) as part:
+        with open(path, "rb") as file, contextlib.closing(FilePart(path, begin, size)) as archive:
             try:
-                members = members_of(cast(BinaryIO, part), part.size)
+                members = members_of(cast(BinaryIO, archive), archive.size)
             except ValueError as error:
                 raise self._rejected(str(error)) from None
             self._members = {name: member._replace(start=begin + member.start) for name, member in members.items()}

@@ -74,8 +74,8 @@ def matcher(words: List[str], excluded: List[str], ignore_case: bool) -> Callabl
 
     def matches(line: str) -> bool:
         text = line.lower() if ignore_case else line
-        return all(any(part in text for part in word) for word in needed) and not any(
-            part in text for word in refused for part in word
+        return all(any(choice in text for choice in word) for word in needed) and not any(
+            choice in text for word in refused for choice in word
         )
 
     return matches

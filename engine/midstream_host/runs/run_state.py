@@ -197,9 +197,8 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
 def newest_processes(paths: records.RunPaths, numbers: List[int]) -> Tuple[int, List[int]]:
     """Return `newest_started`, and the numbers of its processes."""
     for number in reversed(numbers):
-        found = processes(paths.attempt(number))
-        if found:
-            return number, found
+        if present := processes(paths.attempt(number)):
+            return number, present
     return (numbers[-1] if numbers else 0), []
 
 
@@ -210,7 +209,7 @@ def processes(path: records.AttemptPaths) -> List[int]:
 
 @functools.lru_cache(maxsize=1024)
 def _process_of(name: str) -> Optional[int]:
-    """Return the process that a file of an attempt shows to be started here; None for any other file."""
+    """Return the process that an attempt's file shows to be started here, if any."""
     if name in ("launch.json", slurm.JOB):
         return 0
     match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)

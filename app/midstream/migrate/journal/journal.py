@@ -314,7 +314,7 @@ class JournalReader:
 
 
 def _parse(line: bytes) -> Event | None:
-    """Return the event of a line; None if it is not a valid event. One command reads a journal several times."""
+    """Return the event of a line; None if it is not valid."""
     return _parsed(line) if len(line) <= REMEMBERED else _parse_line(line)
 
 
