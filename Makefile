@@ -50,9 +50,10 @@ lab: $(STAMP)  ## a shell with a Cloud TPU service, buckets and hosts on loopbac
 test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
 
-# Without the tests that start tmux and other programs of the system. Many of the rest wait: four processes on two cores.
+# Without the tests that start tmux and other programs of the system, and the hundred that take a third of the time.
+# Many of the rest wait: four processes on two cores.
 quick: $(STAMP)  ## tests of core and host, unit and terminal UI tests
-	@$(BIN)/python -m pytest tests/core tests/host tests/unit tests/tui -m "not slow and not system" -n 4 --dist worksteal -q $(ARGS)
+	@$(BIN)/python -m pytest tests/core tests/host tests/unit tests/tui -m "not slow and not system and not long" -n 4 --dist worksteal -q $(ARGS)
 
 # ARGS names folders of tests in place of those of `make quick`.
 coverage: $(STAMP)  ## lines that the tests of `make quick` run, per folder: a report, no limit

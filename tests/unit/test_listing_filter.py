@@ -292,6 +292,7 @@ def test_words_and_parentheses_are_boolean_algebra(one: str, other: str) -> None
     assert holds(f"NOT (({one}) OR ({other}))") is holds(f"NOT ({one}) NOT ({other})")
 
 
+@pytest.mark.long
 @given(TEXTS)
 def test_quoted_text_is_searched_for_as_it_is(text: str) -> None:
     found: Condition = parse(quoted(text) or '""', FIELDS, NOW)

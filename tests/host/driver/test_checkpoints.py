@@ -59,6 +59,7 @@ def boundaries(path: Path) -> Iterator[int]:
         yield from (8, 8 + length)
 
 
+@pytest.mark.long
 @each_case
 def test_a_truncated_file_is_named_at_each_length(case: Case, copy: Callable[[Case], Path]) -> None:
     path = copy(case)

@@ -53,6 +53,7 @@ def test_dcp_metadata_that_names_a_file_outside_is_refused(copy: Callable[[Case]
     assert "outside of the checkpoint" in refused(CASES["dcp"], path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("deep", [b"(" * 100_000 + b".", b"]" * 100_000 + b"a" * 99_999 + b".", b"\x80\x02" + b"}" * 9])
 def test_deep_and_broken_pickles_are_refused(copy: Callable[[Case], Path], deep: bytes) -> None:
     path = copy(CASES["dcp"])

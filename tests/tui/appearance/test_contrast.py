@@ -127,6 +127,7 @@ def test_nearest_colour_of_each_alone_would_lose_contrast() -> None:
     assert pair.contrast < MIN_CONTRAST
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", ["truecolor", *SYSTEMS])
 @pytest.mark.parametrize("name", SCREENS)
 async def test_drawn_text_has_contrast_in_every_theme(name: str, system: str, monkeypatch: pytest.MonkeyPatch) -> None:

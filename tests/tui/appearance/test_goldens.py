@@ -18,6 +18,9 @@ PICTURES = {"costs", "slices", "verify", "verify-question", "host-curves", "docu
 GOLDENS = [name for name in SCENES if name not in PICTURES]
 
 
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", GOLDENS)
 async def test_golden_screen(name: str, size: str) -> None:

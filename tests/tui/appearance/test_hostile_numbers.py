@@ -41,6 +41,7 @@ def hostile_fleet(rows: list[dict[str, Any]]) -> Snapshot:
     return fleets.snapshot([replace(fleets.host("small"), machine=machine), fleets.host("large")], [run])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=str)
 async def test_largest_numbers_of_a_host_are_drawn(size: tuple[int, int]) -> None:
     rows = hostile_rows(time=LARGEST, **{"throughput/duration": LARGEST, "train/loss": LARGEST})

@@ -47,6 +47,7 @@ def drawn(app: MidstreamApp) -> str:
     return screen_text(app)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)], ids=str)
 async def test_hostile_text_in_fleet_views_is_drawn_plain(size: tuple[int, int]) -> None:
     app = app_over(hostile_fleet())

@@ -14,6 +14,10 @@ from support.tui.screens import app_over, screen_text, settle
 SMALL = ((60, 14), (40, 12))
 
 
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("size", SMALL)
 async def test_confirm_dialog_shows_its_input_and_scrolls_its_text(size: tuple[int, int]) -> None:
     actions = PreparedActions()

@@ -24,6 +24,8 @@ from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
+@pytest.mark.long
+@pytest.mark.long
 async def test_command_line_jumps_from_any_screen() -> None:
     app = app_over(fleets.big_fleet(), PreparedActions(prepared_migrations.certified()))
     async with app.run_test(size=(100, 30)) as pilot:
@@ -111,6 +113,7 @@ async def test_every_word_of_the_table_has_an_action() -> None:
             assert callable(read(app, text))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("readonly", [False, True])
 async def test_read_only_command_line_lacks_what_it_refuses(readonly: bool) -> None:
     app = app_over(fleets.big_fleet(), readonly=readonly)

@@ -47,6 +47,7 @@ OWNERS: dict[str, tuple[type, ...]] = {
 TAKEN_BY_TERMINALS = {"ctrl+a", "ctrl+b", "ctrl+s", "ctrl+q"}  # ctrl+z suspends the app as well
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", commands.COMMANDS, ids=lambda command: f"{command.scopes[0]}-{command.action}")
 def test_command_has_a_handler(command: commands.Command) -> None:
     name = command.action.split("(")[0]

@@ -20,6 +20,8 @@ from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
+@pytest.mark.long
+@pytest.mark.long
 async def test_esc_after_start_again_leads_to_the_list() -> None:
     run = fleets.run(state=records.STOPPED, running=False)
     app = app_over(fleets.small_fleet(run))
@@ -39,6 +41,8 @@ async def test_esc_after_start_again_leads_to_the_list() -> None:
         await settle(pilot, lambda: isinstance(app.screen, FleetScreen))
 
 
+@pytest.mark.long
+@pytest.mark.long
 async def test_esc_after_the_run_of_a_migration_leads_to_the_list() -> None:
     app = app_over(prepared_migrations.moved_fleet(), PreparedActions(prepared_migrations.migration()))
     async with app.run_test(size=(100, 30)) as pilot:
@@ -107,6 +111,7 @@ def test_background_without_an_answer_is_that_of_the_environment(value: str, lig
     assert is_light({"COLORFGBG": value}) is light
 
 
+@pytest.mark.long
 async def test_mouse_selects_sorts_and_opens_in_lists() -> None:
     app = app_over(fleets.small_fleet(fleets.run("alpha", step=900), fleets.run("beta", step=1800)))
     async with app.run_test(size=(100, 30)) as pilot:

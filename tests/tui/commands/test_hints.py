@@ -15,6 +15,8 @@ def footer(app: MidstreamApp) -> str:
     return screen_text(app).rstrip().splitlines()[-1]
 
 
+@pytest.mark.long
+@pytest.mark.long
 async def test_footer_shows_keys_of_the_view_and_pane_with_the_focus() -> None:
     app = app_over(fleets.small_fleet(fleets.moved_run()), PreparedActions(prepared_migrations.migration()))
     async with app.run_test(size=(100, 30)) as pilot:

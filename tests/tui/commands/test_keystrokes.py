@@ -88,6 +88,7 @@ def test_guide_has_a_row_of_each_task() -> None:
         assert len(keys.split()) == int(number) <= task.at_most, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TASKS)
 async def test_keystrokes_of_a_task(name: str) -> None:
     """The keys of the guide, and no others, do the task."""

@@ -36,6 +36,7 @@ def _table_keys() -> Iterator[None]:
     commands.OWN_KEYS.clear()
 
 
+@pytest.mark.long
 async def test_run_is_named_tagged_and_annotated_and_the_edit_undone() -> None:
     app = app_over(fleets.small_fleet(fleets.run("alpha"), fleets.run("beta")))
     async with app.run_test(size=(200, 30), notifications=True) as pilot:
@@ -98,6 +99,7 @@ def test_own_tags_are_found_beside_those_of_the_tracker() -> None:
         assert parse(text, fleet_fields.RUNS, NOW).holds(run, moment), text
 
 
+@pytest.mark.long
 async def test_own_key_runs_its_command_and_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text("fleet.migrate: K\nfleet.filter: [F, ctrl+f]\n")

@@ -175,6 +175,8 @@ def test_curve_is_built_again_only_after_a_new_point() -> None:
 # -------------------------------------------------------------------------------------------------------- screens
 
 
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (160, 45)])
 async def test_host_screen_draws_each_accelerator_over_the_clock(size: tuple[int, int]) -> None:
     app = app_over(one_host())

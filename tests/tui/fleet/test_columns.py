@@ -106,6 +106,7 @@ def test_values_of_configurations_are_filtered_by(text: str, found: list[str]) -
     assert passed == found
 
 
+@pytest.mark.long
 async def test_config_value_is_chosen_sorted_and_remembered(tmp_path: Path) -> None:
     file, actions = tmp_path / "screen.json", Configs()
     app = app_over(fleets.small_fleet(*three_runs()), actions)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from midstream.errors import MidstreamError
 from midstream.headless.show_costs import text as cost_text
 from midstream.tui.screens.fleet.costs_screen import CostsScreen
@@ -14,6 +16,7 @@ from support.tui.screens import app_over, check_golden, opened, screen_text, set
 REPORT = prepared_actions.COSTS
 
 
+@pytest.mark.long
 async def test_costs_of_hosts_runs_and_migrations() -> None:
     for name, size in (("80x24", (80, 24)), ("160x45", (160, 45))):
         actions = PreparedActions()

@@ -107,6 +107,7 @@ async def test_fleet_overlays_marked_runs_on_the_opened_one() -> None:
         assert "── nano" in title
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("snapshot", "words"),
     [

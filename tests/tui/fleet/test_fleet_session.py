@@ -99,6 +99,7 @@ def test_error_of_the_fleet_file_ends_the_terminal_ui(file: Path, monkeypatch: p
     assert reads == [1]
 
 
+@pytest.mark.long
 @pytest.mark.system
 @pytest.mark.skipif(TMUX is None, reason="no tmux: apt-get install tmux")
 def test_second_start_shows_hosts_of_the_changed_file(

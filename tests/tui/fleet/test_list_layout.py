@@ -21,6 +21,7 @@ def shown_runs(app: MidstreamApp) -> list[str]:
     return [key for key in keys if isinstance(key, str)]
 
 
+@pytest.mark.long
 async def test_fleet_filter_keeps_matching_rows_and_esc_clears() -> None:
     app = app_over(fleets.big_fleet())
     async with app.run_test(size=(80, 24)) as pilot:
@@ -229,6 +230,7 @@ async def test_fleet_sorts_by_key_and_by_click_on_heading() -> None:
         assert names()[-1] == "ablate-lr-3e-3"
 
 
+@pytest.mark.long
 async def test_fleet_of_5000_runs_is_navigated_and_filtered() -> None:
     hosts = [fleets.host(f"host{number:03}") for number in range(500)]
     curve = fleets.rows(20)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
@@ -18,6 +20,7 @@ from support.tui.screens import app_over, check_golden, opened, screen_text, set
 FOUND = prepared_actions.SLICES
 
 
+@pytest.mark.long
 async def test_slices_list_shows_state_health_and_queue() -> None:
     actions = PreparedActions()
     actions.listing = FOUND

@@ -87,6 +87,7 @@ def slice_fleet(lab: Lab, tpu_server: TpuServer, monkeypatch: pytest.MonkeyPatch
         hosts.close()
 
 
+@pytest.mark.long
 async def test_slices_screen_creates_lists_and_deletes_a_slice(
     slice_fleet: SliceFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def target_at(step: int) -> tuple[Snapshot, RunView]:
     return before, replace(run, status=replace(run.status, step=step))
 
 
+@pytest.mark.long
 async def test_rollback_without_loss_asks_again_once_steps_are_lost() -> None:
     before, sealed = target_at(1204)
     source = next(run for run in before.runs if run.host == "small")
@@ -206,6 +207,7 @@ def fleet_for(what: str) -> Snapshot:
     return fleets.small_fleet(*([fleets.run(state="stopped", running=False)] if what == "launch" else []))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("what", "screen"), [("launch", RunScreen), ("migration", MigrationScreen)])
 async def test_start_leaves_a_question_of_a_connection_open(what: str, screen: type) -> None:
     actions, answers = Slow(), list[str | None]()

@@ -85,6 +85,11 @@ async def test_migration_shows_phases_copy_commands_and_safety(directory: Migrat
                 assert words in text
 
 
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
 async def test_migration_follows_journal_up_to_certificate(
     directory: MigrationDirectory,
 ) -> None:
@@ -130,6 +135,7 @@ async def test_migration_shows_newest_estimate_beside_plan(directory: MigrationD
             await settle(pilot, lambda: "predicted 5.4s from measurements (planned 14s)" in screen_text(app))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("directory")
 async def test_migration_without_executor_is_interrupted_and_resumes() -> None:
     actions = DirectoryActions()
@@ -352,6 +358,7 @@ async def test_rollback_names_a_target_that_does_not_answer() -> None:
     assert actions.calls == [], "its loss needs the run's name"
 
 
+@pytest.mark.long
 async def test_rollback_names_an_attempt_that_the_target_has_lost() -> None:
     """The target's copy is older than the attempt that was started there: that may train."""
     view = prepared_migrations.certified()
@@ -368,6 +375,7 @@ async def test_rollback_names_an_attempt_that_the_target_has_lost() -> None:
     assert actions.calls == [("rollback", prepared_migrations.PLAN.migration, "agreed")]
 
 
+@pytest.mark.long
 async def test_rollback_before_the_seal_says_that_the_run_stays() -> None:
     running = before_the_seal(prepared_migrations.migration())
     app = app_over(fleets.small_fleet(), PreparedActions(running))

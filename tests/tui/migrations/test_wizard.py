@@ -74,6 +74,11 @@ async def test_wizard_offers_other_allocations_of_login_node() -> None:
         assert [row.key for row in app.screen.query_one("#targets").rows] == ["wide"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.long
 async def test_wizard_replans_for_other_target_or_checkpoint() -> None:
     actions = PreparedActions()
     async with opened("m", actions) as (app, pilot):

@@ -60,6 +60,7 @@ async def test_legend_lists_every_run_with_its_value() -> None:
         assert f"{sweep(4)[2].curve[0]['train/loss']:.4f}" in line
 
 
+@pytest.mark.long
 async def test_marks_of_all_shown_runs_end_with_the_action() -> None:
     app = app_over(fleets.small_fleet(*sweep(5)))
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
@@ -119,6 +120,7 @@ def test_mean_of_runs_that_end_earlier_is_of_the_others() -> None:
     assert mean_and_band([Series()])[0].last != mean_and_band([Series()])[0].last  # NaN: nothing is known
 
 
+@pytest.mark.long
 async def test_mean_and_band_of_the_groups_of_the_list() -> None:
     runs = [
         fleets.labelled(run, 1.0, "wide" if number < 3 else "deep") for number, run in enumerate(sweep(5))

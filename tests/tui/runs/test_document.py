@@ -19,6 +19,7 @@ from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
+@pytest.mark.long
 async def test_document_shows_and_copies_what_is_selected() -> None:
     app = app_over(fleets.big_fleet(), PreparedActions(prepared_migrations.certified()))
     copied: list[str] = []

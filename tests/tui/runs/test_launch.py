@@ -86,6 +86,8 @@ async def test_launch_that_needs_consent_asks_for_the_name() -> None:
     assert actions.calls[-1][1].agreed
 
 
+@pytest.mark.long
+@pytest.mark.long
 async def test_launch_form_refuses_flags_of_another_run() -> None:
     async with opened("L", size=(120, 30)) as (app, pilot):
         await settle(pilot, lambda: isinstance(app.screen, FormScreen))

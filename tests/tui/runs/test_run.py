@@ -41,6 +41,8 @@ async def test_run_screen_shows_loss_first_at_80x24() -> None:
             assert word in text
 
 
+@pytest.mark.long
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(80, 24), (60, 14)])
 async def test_demo_says_what_to_press_and_draws_two_steps(size: tuple[int, int]) -> None:
     source = PreparedSnapshots(fleets.small_fleet(fleets.run(step=0)))

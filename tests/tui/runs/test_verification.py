@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from typing_extensions import override
 
 from midstream.errors import ConnectionLostError, DamagedError
@@ -30,6 +31,7 @@ async def test_verification_without_an_answer_proves_no_damage() -> None:
         assert "its manifest cannot be read" in screen_text(app)
 
 
+@pytest.mark.long
 async def test_verification_holds_for_the_copy_that_was_hashed() -> None:
     app = app_over(fleets.small_fleet(), start_run="nano")
     async with app.run_test(size=(120, 30)) as pilot:

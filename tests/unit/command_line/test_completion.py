@@ -101,6 +101,7 @@ def test_names_of_targets_are_as_written(fleet: Fleet) -> None:
     assert local_names("targets") == ["1.10", "no", "010"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("content", [b"", b"[1", b"[]", b'{"/x": 3}', b"\xff", b"[" * 100_000])
 def test_damaged_files_have_no_names(fleet: Fleet, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     names_file().write_bytes(content)
@@ -145,6 +146,7 @@ def test_thousands_of_runs_have_names_beside_other_fleets(fleet: Fleet, tmp_path
     assert set(read_names(fleet.path)) == {"here", "lab"}
 
 
+@pytest.mark.long
 def test_names_of_hosts_that_answer_in_turn_stay_readable(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "large.yaml"
     path.write_text("")

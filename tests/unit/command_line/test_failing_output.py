@@ -34,6 +34,7 @@ def midstream(words: list[str], unbuffered: str, stdout: int) -> tuple[int, str]
     return done.returncode, done.stderr
 
 
+@pytest.mark.long
 @BUFFERED
 @PRINTING
 def test_full_disk_is_reported_in_one_line(words: list[str], unbuffered: str) -> None:
@@ -44,6 +45,7 @@ def test_full_disk_is_reported_in_one_line(words: list[str], unbuffered: str) ->
         os.close(full)
 
 
+@pytest.mark.long
 @BUFFERED
 @PRINTING
 def test_reader_that_has_exited_is_no_error_message(words: list[str], unbuffered: str) -> None:
@@ -55,6 +57,7 @@ def test_reader_that_has_exited_is_no_error_message(words: list[str], unbuffered
         os.close(writing)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
 def test_closed_streams_are_no_error_and_get_no_file(closed: str, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"

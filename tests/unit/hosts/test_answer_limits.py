@@ -80,6 +80,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(VALUES)
 def test_decode_returns_json_values_unchanged(value: object) -> None:
     text = json.dumps(value).encode()
@@ -87,6 +88,7 @@ def test_decode_returns_json_values_unchanged(value: object) -> None:
     assert decode(text, most=0 if not answer_limits._has_more(text, 0) else 10**6) == value
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -115,6 +117,7 @@ def test_decode_file_refuses_too_many_values() -> None:
         decode_file("[" + "[]," * 600_000 + "[]]", "far: manifest.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [

@@ -130,6 +130,7 @@ def test_submit_twice_is_one_job(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- declarations
 
 
+@pytest.mark.long
 def test_every_called_remote_function_is_declared() -> None:
     """Each function that the app passes to ``call`` is declared in `midstream_host`."""
     called = _called()
@@ -140,6 +141,7 @@ def test_every_called_remote_function_is_declared() -> None:
         assert declaration.reason
 
 
+@pytest.mark.long
 def test_every_declared_remote_function_is_called() -> None:
     declared = {remote_call.name_of(function) for function in declared_functions()}
     assert declared == _called()
@@ -178,6 +180,7 @@ def test_undeclared_function_is_rejected(tmp_path: Path) -> None:
         host.call(run_state.list_runs)()  # type: ignore[call-arg]
 
 
+@pytest.mark.long
 def test_scan_for_imports_finds_what_the_parser_finds() -> None:
     """Modules are sent by what the scan finds: of everything that may be sent, it finds all and nothing else."""
     for path in [*ENGINE.glob("midstream_core/**/*.py"), *ENGINE.glob("midstream_host/**/*.py")]:

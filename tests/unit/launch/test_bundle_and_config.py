@@ -43,6 +43,7 @@ def test_merges_and_anchors_survive_inlining(tmp_path: Path) -> None:
     assert yaml.safe_load(read_config(tmp_path / "run.yaml")) == {"x": {"a": 1, "b": 3}, "y": {"a": 1, "b": 3}}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -63,6 +64,7 @@ def test_unreadable_config_error_has_file_and_line(tmp_path: Path, name: str, te
     assert caught.value.code == Exit.USAGE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["!!int x", "2024-13-01", "1" * 5000, "!!timestamp x", "[" * 3000, "!!set {[a]}"])
 def test_config_value_of_wrong_form_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="the config is malformed YAML"):

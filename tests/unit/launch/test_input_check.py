@@ -70,6 +70,7 @@ def from_mapping_of(name: str) -> dict[str, Any]:
     return inputs_of(load_config(["--config_path", str(config_path(name))]).config)
 
 
+@pytest.mark.long
 def test_flags_of_a_run_are_checked_with_its_config() -> None:
     config = {"data": {"tokenizer": "bytes"}, "model": {"type": "gpt2"}, "trainer": {"seed": 1}, "unknown": 1}
     check_flags(config, ())

@@ -18,6 +18,7 @@ def test_the_page_names_campaigns() -> None:
     assert len(PROGRAMS) > 10
 
 
+@pytest.mark.long
 @pytest.mark.drawn
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_campaign_starts_as_a_program(program: str) -> None:

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import midstream
 from midstream.counts import agree, count
 
@@ -40,6 +42,7 @@ def plurals(file: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_app_has_no_count_with_a_fixed_plural() -> None:
     files = [file for file in APP.rglob("*.py") if "remote" not in file.relative_to(APP).parts[:1]]
     assert [line for file in files for line in plurals(file)] == []

@@ -85,6 +85,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.long
 def test_identifiers_named_in_glossary_exist() -> None:
     modules = [path for part in ("app", "engine") for path in (REPOSITORY / part).rglob("*.py")]
     known = {name for path in modules for name in _names(ast.parse(path.read_bytes()))}

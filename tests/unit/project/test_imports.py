@@ -44,6 +44,7 @@ def test_light_modules_load_nothing_heavy(module: str) -> None:
     assert not [heavy for heavy in HEAVY if heavy in loaded]
 
 
+@pytest.mark.long
 def test_headless_modes_load_neither_textual_nor_jax() -> None:
     loaded = loaded_after(
         "from midstream import headless\nfor name in headless._MODULES: headless.mode(name)\n"
@@ -61,6 +62,7 @@ def test_status_of_a_local_fleet_loads_neither_ssh_nor_google(tmp_path: Path) ->
     assert not [heavy for heavy in HEAVY if heavy in loaded]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("known", [True, False])
 def test_first_frame_of_the_terminal_ui_loads_only_its_screen(tmp_path: Path, known: bool) -> None:
     fleet = tmp_path / "fleet.yaml"
@@ -109,6 +111,7 @@ def test_shared_modules_import_only_the_standard_library(module: str) -> None:
     assert set(found) - set(sys.stdlib_module_names) - {"__main__", "midstream_core"} == set()
 
 
+@pytest.mark.long
 def test_no_import_circles_even_within_functions() -> None:
     """An import within a function, or for the type checker alone, hides a circle and does not break it."""
     needed: dict[str, set[str]] = {}

@@ -76,6 +76,7 @@ def _texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
+@pytest.mark.long
 def test_commands_in_strings_of_the_program_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """Not all that is printed is an error with a hint."""
     found = [

@@ -34,6 +34,7 @@ from support.paths import REPOSITORY
 APP = REPOSITORY / "app" / "midstream"
 
 
+@pytest.mark.long
 def test_generated_pages_are_current() -> None:
     stale = [str(path) for path, text in pages(REPOSITORY / "docs").items() if path.read_text() != text]
     assert stale == [], "make pages"
@@ -117,6 +118,7 @@ def constant(node: ast.expr | None) -> Any:
     return node.value if isinstance(node, ast.Constant) else None
 
 
+@pytest.mark.long
 def test_events_without_their_class_are_documented_lines() -> None:
     found = list(events_in_source())
     assert len(found) > 20
@@ -132,6 +134,7 @@ def _notification(name: str) -> set[str]:
     return set(NOTIFICATION_FIELDS) if name in ("migration", "guard") else set()
 
 
+@pytest.mark.long
 def test_each_event_is_built_somewhere() -> None:
     """An event of `--json` whose class nothing calls would be documented and never printed."""
     called = {

@@ -83,6 +83,7 @@ def test_requirements_and_environment_files_are_no_locks() -> None:
         assert conda_lock.lists_of(text) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("url", "what"),
     [

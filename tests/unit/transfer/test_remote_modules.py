@@ -15,6 +15,7 @@ from support.remote_functions import function_of
 REMOTE = Path(midstream_host.__file__).parent
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", sorted(path.relative_to(REMOTE).as_posix() for path in REMOTE.rglob("*.py")))
 def test_remote_modules_are_python_3_8(path: str) -> None:
     ast.parse((REMOTE / path).read_text(), feature_version=(3, 8))

@@ -26,6 +26,7 @@ def test_plain_values_are_read() -> None:
     assert load_plain(text) == yaml.safe_load(text)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD)
 def test_tags_aliases_and_malformed_yaml_are_refused(text: str) -> None:
     with pytest.raises((yaml.YAMLError, ValueError, RecursionError)):

@@ -59,6 +59,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(st.lists(events, max_size=10))
 def test_any_event_order_equals_splice_and_keeps_views(happened: list[tuple[Any, ...]]) -> None:
@@ -119,6 +120,7 @@ def test_appending_reads_new_rows_alone_and_copies_none(monkeypatch: pytest.Monk
     assert len(read) == 200 + 3200, "other records: all rows are read again"
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None, print_blob=True)
 @given(st.lists(st.tuples(st.integers(1, 3), st.lists(rows, max_size=6)), max_size=8))
 def test_columns_equal_the_rows(happened: list[tuple[int, list[Any]]]) -> None:

@@ -79,6 +79,7 @@ def difference(one: Path, other: Path, padded: bool) -> str:
     return torch_tree.first_difference(first_tree, second_tree, same)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [

@@ -139,6 +139,7 @@ def test_unchanged_view_is_not_read_again(migration: MigrationDirectory) -> None
     assert seen.total == 1.5
 
 
+@pytest.mark.long
 def test_is_locked_never_prevents_locking(migration: MigrationDirectory) -> None:
     stop = threading.Event()
 

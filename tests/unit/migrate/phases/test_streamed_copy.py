@@ -85,6 +85,7 @@ EARLIER = [{"path": path, "size": len(data), "sha256": "0" * 64} for path, data 
 FIRST = Object(**EARLIER[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "left"),
     [("calm", 5), ("rewritten", 10), ("killed", 5), ("reused", 5)],
