@@ -118,7 +118,7 @@ class Cluster:
 
     def _nodes(self) -> list[Machine]:
         machines = [self.world.machines[name] for name in NODES]
-        return [machine for machine in machines if all(p.held is None for p in machine.processes.values())]
+        return [machine for machine in machines if not any(map(_is_engine, machine.processes.values()))]
 
     def _used(self, machine: Machine) -> bool:
         return any(job.node is machine and job.state in ("RUNNING", "COMPLETING") for job in self.jobs.values())
@@ -206,6 +206,12 @@ class Cluster:
                 else:
                     self._lose(job, seconds)
 
+    def isolate_nodes(self) -> None:
+        """Count the nodes of running jobs as failed, and end the jobs, while their engines train on."""
+        for job in self.running():
+            job.wanted, self._requeues = "NODE_FAIL", False
+            job.processes[0].kill()
+
     def _lose(self, job: Job, seconds: float) -> None:
         batch, *engines = job.processes
         for engine in engines:
@@ -285,11 +291,16 @@ class Cluster:
         return 0, "", ""
 
 
+def _is_engine(process: SimulatedProcess) -> bool:
+    return process.name.startswith("engine")
+
+
 def freeze(process: SimulatedProcess, seconds: float) -> None:
     """Have a process do nothing for some time, as one whose file system hangs."""
     if process.held is not None or process.exit_code is not None:
         return
     held = process.held = []
+    process.hung = True
 
     def thaw() -> None:
         SCHEDULER.park(seconds)

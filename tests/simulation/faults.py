@@ -34,9 +34,11 @@ CLUSTER = (
     "preempt jobs later",
     "lose nodes",
     "lose nodes after save",
+    "isolate nodes later",
     "hang controller",
     "busy controller",
 )
+CLUSTER_KINDS = ("requeue", "preempt", "lose", "isolate", "hang", "busy")
 LASTING = ("crash", "cut", "freeze", "fill", "snapshot", "lose", "hang", "busy")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
@@ -182,7 +184,7 @@ def _strike_records(world: World, fault: Fault) -> None:
         keep_state(world)
     elif fault.kind == "restore state":
         restore_state(world)
-    elif fault.kind in CLUSTER and world.cluster is not None:
+    elif fault.kind.startswith(CLUSTER_KINDS) and world.cluster is not None:
         _strike_cluster(world.cluster, fault)
 
 
@@ -191,6 +193,8 @@ def _strike_cluster(cluster: Cluster, fault: Fault) -> None:
         cluster.requeue()
     elif fault.kind == "preempt jobs":
         cluster.preempt()
+    elif fault.kind == "isolate nodes":
+        cluster.isolate_nodes()
     elif fault.kind.startswith("lose nodes"):
         cluster.lose_nodes(fault.seconds, fault.kind.endswith("save"))
     else:

@@ -45,13 +45,12 @@ class History:
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
     doubles: list[str] = field(default_factory=list)  # engines beside one that worked
 
-    def begin(self, process: SimulatedProcess, epoch: int) -> None:
-        """Note that an engine trains, and which one trains on its machine or under its epoch already."""
+    def take_start(self, process: SimulatedProcess, epoch: int) -> None:
+        """Note that an engine is about to train while another one trains on its machine or under its epoch."""
         for other, its_epoch in self.training.items():
-            working = other.exit_code is None and other.held is None
+            working = other.exit_code is None and not other.hung
             if working and (other.machine is process.machine or its_epoch == epoch):
                 self.doubles.append(f"{process} beside {other}")
-        self.training[process] = epoch
 
     def clear(self) -> None:
         """Forget everything."""

@@ -74,7 +74,7 @@ def check_outcomes(world: World) -> None:
 
 def check_completed(world: World) -> None:
     """Check that a migration that nothing has disturbed has moved the run."""
-    words, code, text = world.said[-1]
+    words, code, text = next(said for said in world.said if said[0].startswith("--migrate"))
     if code or not set(world.trains()) <= set(world.behind_target):
         raise BrokenError(f"nothing failed, and {words} ended with exit code {code}: {text.strip()[-300:]}")
 

@@ -5,13 +5,17 @@ Each is a function that changes the program in this process. Its docstring says 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from midstream.errors import MidstreamError
 from midstream.migrate import executor, journal_recovery, migration_process
+from midstream.migrate.journal import phase_names
+from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.phases import cutover, relaunch
 from midstream.migrate.steps import ownership_records, source_return, target_close
 from midstream.ownership.judgement import UNSIGNED, Judgement, Standing
@@ -20,8 +24,8 @@ from midstream_core import records
 from midstream_core.attempt import save_fence, start_number
 from midstream_engine.checkpoint.saving import retention
 from midstream_engine.loop.fence_reader import FenceReader
-from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands, slurm_submission
-from simulation import clusters, copies
+from midstream_host.runs import attempts, ownership, run_state, slurm, slurm_commands
+from simulation import copies
 from simulation.engine_process import EngineProcess
 from simulation.operating_system import replace_everywhere
 
@@ -107,6 +111,7 @@ def rollback_leaves_nothing_running() -> None:
 def lost_contact_rolls_back() -> None:
     """A target that did not answer counted as one that does not train: the migration was rolled back."""
     replace_everywhere(executor._contact_lost, lambda migration, phase, error: error)
+    replace_everywhere(executor._may_go_on, lambda migration: False)
     replace_everywhere(target_close.close_target, _close_if_it_answers)
 
 
@@ -230,13 +235,6 @@ def pins_are_ignored() -> None:
 
 
 @known
-def retention_of_a_former_start() -> None:
-    """A superseded start deleted the checkpoints of the newer one."""
-    real = retention.to_delete
-    replace_everywhere(real, lambda policy, saved, fence, pinned, own=None: real(policy, saved, None, pinned, None))
-
-
-@known
 def run_passes_on_unnoticed() -> None:
     """A start did not look whether the run had passed to a later owner."""
     replace_everywhere(attempts._refuse_passed_on, lambda *_: None)
@@ -274,7 +272,7 @@ def own_full_disk_rolls_back() -> None:
 def failure_gives_up_steps() -> None:
     """A source that was away for five seconds after the target had started gave up the target's steps."""
     replace_everywhere(executor._may_go_on, lambda migration: False)
-    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  no connection is told from the others
+    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  lost connections are like other errors
 
 
 @known
@@ -320,35 +318,16 @@ def earlier_fence_is_left() -> None:
 
 
 @known
-def silent_controller_ends_jobs() -> None:
-    """A controller of SLURM that did not answer counted as one that does not know the job: it was started again."""
-    real = slurm._query
-
-    def query(job: str) -> Any:
-        found = real(job)
-        return replace(found, state="COMPLETED") if found.reason == slurm.NO_ANSWER else found
-
-    replace_everywhere(real, query)
-
-
-@known
 def accounting_comes_first() -> None:
     """The accounting, which is late and has each earlier run of a requeued job, decided on a job's state."""
     real = slurm_commands.run
 
     def run(argv: Any, *given: Any, **named: Any) -> str:
         if argv[0] == "squeue" and "--jobs" in argv:
-            raise slurm_commands.MissingError("squeue: not asked")
+            raise slurm_commands.MissingError("squeue: unreachable")
         return real(argv, *given, **named)
 
     replace_everywhere(real, run)
-
-
-@known
-def job_is_submitted_twice() -> None:
-    """The answer of sbatch was lost, another job of the attempt was submitted, and both started an engine."""
-    replace_everywhere(slurm_submission._jobs_of, lambda path, flags: [])
-    replace_everywhere(clusters._is_recorded, lambda job: True)
 
 
 @known
@@ -360,6 +339,35 @@ def requeued_job_has_ended() -> None:
         return real(path, status) and not (status is not None and status.state in records.ENDED)
 
     replace_everywhere(real, is_running)
+
+
+@known
+def restart_falls_back() -> None:
+    """A target that was started again began from the migrated state, and gave up what it had saved since.
+
+    Of a run that keeps its checkpoints.
+    """
+    older_checkpoint_is_restored()
+    replace_everywhere(relaunch.newest_of_target, lambda migration: None)
+
+
+@known
+def certified_run_is_rolled_back() -> None:
+    """A failure after the certificate rolled the migration back, and gave up the target's steps."""
+    executor.phase_names = SimpleNamespace(**{**vars(phase_names), "CERTIFY": "none"})  # type: ignore[assignment]
+    replace_everywhere(executor._may_go_on, lambda migration: False)
+
+
+@known
+def two_processes_of_a_migration() -> None:
+    """A migration was continued while another process executed it."""
+    MigrationDirectory.locked = lambda self, *_, **__: contextlib.nullcontext()  # type: ignore[method-assign]
+
+
+@known
+def failed_node_ends_its_engine() -> None:
+    """A job whose node SLURM had lost counted as ended while its engine trained on: it was started again."""
+    replace_everywhere(slurm.may_live, lambda status: False)
 
 
 def _declared_like(real: Callable[..., Any], new: Callable[..., Any]) -> Callable[..., Any]:

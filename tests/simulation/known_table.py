@@ -38,13 +38,14 @@ it, or have one fault at each call in turn. `make simulate ARGS="--known-all FAU
 class Search:
     """Schedules in which a fault is looked for: what is not given is drawn.
 
-    ``kinds``: kinds of the drawn faults.
+    ``kinds``: kinds of the drawn faults. ``late``: they are in the second half of the migration's calls.
     """
 
     scenario: str = ""
     mode: str = ""
     place: str = ""
     kinds: tuple[str, ...] = ()
+    late: bool = False
 
     def schedules(self) -> Iterator[Schedule]:
         """Yield the schedules of all seeds."""
@@ -52,40 +53,46 @@ class Search:
             struck = None
             if self.kinds:
                 dice = random.Random(f"search {seed}")
-                struck = tuple(faults.draw(dice, CALLS[self.mode or "cold"], kinds=self.kinds))
+                calls = CALLS[self.mode or "cold"] // (2 if self.late else 1)
+                drawn = faults.draw(dice, calls, kinds=self.kinds)
+                struck = tuple(replace(fault, call=fault.call + calls * self.late) for fault in drawn)
             yield Schedule(seed, self.scenario, self.mode, struck, self.place)
 
     def words(self) -> str:
         """Return in words what is given."""
-        given = ", ".join(filter(None, (self.scenario, self.mode, self.place, " or ".join(self.kinds))))
+        kinds = " or ".join(self.kinds) + (" in the second half of the calls" if self.late else "")
+        given = ", ".join(filter(None, (self.scenario, self.mode, self.place, kinds)))
         return given or "all"
 
 
-REQUEUED_BY_SLURM = Search("patient", "cold", CLUSTER, ("requeue jobs later", "preempt jobs later"))
+KILLED = ("kill process after", "kill before line")
+FAILING = Search("patient", "cold", "disk", ("kill engine later", "crash target later"), late=True)
+REQUEUED_BY_SLURM = Search("patient", "cold", CLUSTER, ("requeue jobs later", "preempt jobs later"), late=True)
 REQUEUED = Search("patient", "cold", CLUSTER, ("lose nodes", "lose nodes after save"))
-COPIED = Search("copied state", "cold", "disk", ("freeze process", "kill process after", "kill process"))
+COPIED = Search("copied state", "cold", "disk", ("freeze process",), late=True)
 SEARCHES = {
     "any_fence_accepts": REQUEUED,
     "superseded_start_goes_on": REQUEUED,
     "older_checkpoint_is_restored": REQUEUED_BY_SLURM,
-    "retention_of_a_former_start": REQUEUED,
     "start_numbers_do_not_rise": REQUEUED,
-    "present_attempt_is_not_adopted": Search("migrate", "cold", "disk", ("kill process after", "kill before line")),
-    "start_is_repeated": Search("migrate", "cold", "disk", ("answer lost",)),
-    "relaunch_runs_once": Search("patient", "cold", "disk", ("kill engine later", "crash target later")),
-    "lost_contact_rolls_back": Search("patient", "cold", "disk", ("cut target",)),
-    "standby_is_taken_for_the_run": Search("migrate", "warm", "disk", ("kill process after", "kill after line")),
-    "fence_is_not_durable": Search("migrate", "cold", "disk", ("crash source", "crash target")),
+    "present_attempt_is_not_adopted": Search("migrate", "cold", "disk", KILLED, late=True),
+    "start_is_repeated": Search("migrate", "cold", "disk", ("answer lost",), late=True),
+    "relaunch_runs_once": FAILING,
+    "lost_contact_rolls_back": Search("patient", "cold", "disk", ("cut target",), late=True),
+    "standby_is_taken_for_the_run": Search("migrate", "warm", "disk", KILLED, late=True),
+    "fence_is_not_durable": Search("migrate", "cold", "disk", ("crash source", "crash target"), late=True),
     "run_passes_on_unnoticed": COPIED,
+    "restart_falls_back": FAILING,
+    "certified_run_is_rolled_back": FAILING,
+    "two_processes_of_a_migration": Search("two at once", "cold", "disk", ("freeze process",)),
+    "failed_node_ends_its_engine": Search("patient", "cold", CLUSTER, ("isolate nodes later",), late=True),
     "own_full_disk_rolls_back": Search("patient", "cold", "disk", ("fill operator",)),
-    "failure_gives_up_steps": Search("patient", "cold", "disk", ("cut source",)),
+    "failure_gives_up_steps": Search("patient", "cold", "disk", ("cut source",), late=True),
     "late_command_seals": COPIED,
     "released_lock_is_acquired": COPIED,
-    "sealed_checkpoint_is_pruned": Search("patient", "warm", "bucket", ("fill operator", "crash target")),
+    "sealed_checkpoint_is_pruned": Search("roll back late", "warm", "bucket", ("kill process",)),
     "earlier_fence_is_left": Search("roll back", "cold", "bucket", ("snapshot source",)),
-    "silent_controller_ends_jobs": Search("patient", "cold", CLUSTER, ("hang controller",)),
     "accounting_comes_first": REQUEUED_BY_SLURM,
-    "job_is_submitted_twice": Search("migrate", "cold", CLUSTER, ("hang controller",)),
     "requeued_job_has_ended": REQUEUED_BY_SLURM,
     "migration_lock_is_shared": Search("two at once"),
     "rollback_leaves_nothing_running": Search("roll back"),

@@ -103,7 +103,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
         consents: list[int] = []
         try:
             _operate(world, schedule.mode, dice, consents, schedule.scenario)
-            if schedule.scenario in ("migrate", "patient", "liar") and not strikes.struck:
+            if schedule.scenario in ("migrate", "patient", "liar", "two at once") and not (strikes.struck or consents):
                 invariants.check_completed(world)
             operators.settle(world, dice, consents)
         finally:
@@ -115,7 +115,7 @@ def run_schedule(schedule: Schedule, directory: str) -> Outcome:
         invariants.check_certificates(world)
         invariants.check_outcomes(world)
         invariants.check_other(world)
-        if ANY not in consents:
+        if not consents:
             invariants.check_accepted(world, world.trains()[0])
     except (invariants.BrokenError, EndlessWaitError) as error:
         outcome.broken = f"{type(error).__name__}: {error}"
@@ -135,14 +135,14 @@ def _give(world: World, *words: str) -> tuple[int, str]:
 
 
 COMMON = ("migrate", "migrate", "roll back", "two at once", "copied state", "guard", "liar", "and back")
-FURTHER = ("patient",)
+FURTHER = ("patient", "roll back late")
 SCENARIOS = (*COMMON, *FURTHER)
 LONG = ("--yes", "--healthy-steps", "40", "--certify-steps", "2")  # the target saves before the migration's end
 
 
 def _operate(world: World, mode: str, dice: random.Random, consents: list[int], scenario: str) -> None:
     """Give the commands of a scenario."""
-    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *(LONG if scenario == "patient" else SHORT))
+    migrate = ("--migrate", RUN, "--to", world.target, "--mode", mode, *(LONG if scenario in FURTHER else SHORT))
     if scenario == "guard":
         _guard(world, dice.choice([100.0, 400.0, 1500.0]))
         return
@@ -151,15 +151,15 @@ def _operate(world: World, mode: str, dice: random.Random, consents: list[int], 
         if Path(world.paths("one").ownership).is_file():  # else the largest claim is believed, by design
             _claim(world, "three")
     first = world.command(*migrate)
-    if scenario in ("roll back", "two at once", "copied state"):
-        world.run_for(dice.uniform(1.0, 90.0))
+    if scenario in ("roll back", "roll back late", "two at once", "copied state"):
+        world.run_for(dice.uniform(90.0, 400.0) if scenario == "roll back late" else dice.uniform(1.0, 90.0))
         state = "state"
         if scenario == "copied state":
             state = "state.copied"
             if Path(world.directory, "state").is_dir():
                 shutil.copytree(Path(world.directory, "state"), Path(world.directory, state))
         if migrations := operators.migrations(world, state):
-            flag = dice.choice(["--rollback", "--continue"]) if scenario != "roll back" else "--rollback"
+            flag = dice.choice(["--rollback", "--continue"]) if not scenario.startswith("roll back") else "--rollback"
             words = (flag, migrations[-1], *(["--yes"] if flag == "--rollback" else []))
             if flag == "--rollback":
                 consents.append(ANY)

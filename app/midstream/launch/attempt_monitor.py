@@ -190,7 +190,9 @@ def wait_ranks(
             kill_ranks(hosts, ranks, run_id, number)
             failure = first_failure(views)
             killed = "; the others were killed" if len(views) > 1 else ""
-            raise LaunchError(f"{what}: {message}{killed}", "its log is on that host", failure.log if failure else ())
+            raise LaunchError(
+                f"{what}: {message}{killed}", f"midstream --log {run_id} has its log", failure.log if failure else ()
+            )
         if all(rank.status is not None and rank.status.state in states for rank in views):
             return views
         early = next((rank for rank in views if rank.status and rank.status.state in records.ENDED), None)

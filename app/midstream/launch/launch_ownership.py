@@ -70,12 +70,12 @@ class LaunchOwnership:
     behind: tuple[str, str] | tuple[()] = ()
     kept: str = ""
 
-    def refuse_lost_state(self, fences: Sequence[records.Fence]) -> None:
+    def refuse_lost_state(self, runs: Sequence[RunDescription]) -> None:
         """Raise UsageError for a run that was migrated here and has no checkpoint.
 
         No engine starts it.
         """
-        sealed = max((fence.sealed_step for fence in fences if fence.sealed_step is not None), default=None)
+        sealed = _sealed_step(runs)
         if sealed is None or self.newest.step is not None or self.newest.problem:
             return
         run_id = self.judgement.run_id
@@ -159,11 +159,12 @@ def judge_launch(
     owner = judgement.head.owner if judgement.head is not None else target.name
     empty = {name for name, _ in copies} - {copy.host for copy in shown}
     kept = _kept_elsewhere(target, judgement, copies, newest)
+    older = _restored(target, judgement, here, newest) or _before_its_seal(target, judgement, here, newest)
     lost = owner != target.name and bool(judgement.owner_hosts) and empty.issuperset(judgement.owner_hosts)
     reasons = [
         *_unreachable_owners(fleet, judgement, unreachable, continues=bool(here)),
         *(_unreadable_owners(judgement, damaged) if here else ()),
-        *(f"{reason}{f'; {kept}' if kept else ''}" for reason in _restored(target, judgement, here, newest)),
+        *(f"{reason}{f'; {kept}' if kept else ''}" for reason in older),
         *([newest.claim] if newest.claim else ()),
         *_past_in_bucket(fleet, target, run_id, copies, store or fleet.store_of(target.hosts[0])),
         *([_new_beside(judgement)] if lost else ()),
@@ -297,13 +298,33 @@ def _restored(
     if remembered is not None and remembered.step is not None and remembered.chain.head.key == head.key:
         shown = (newest.epoch, -1 if newest.step is None else newest.step)
         if shown < (remembered.epoch, remembered.step):
-            present = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
-            reasons.append(
-                f"{target.name} shows {present} of {judgement.run_id}, and this machine has seen step "
-                f"{remembered.step} on {remembered.host}: the copy is an older one, restored perhaps, and later steps "
-                f"would be given up"
-            )
+            seen = f"this machine has seen step {remembered.step} on {remembered.host}"
+            reasons.append(_older(target, judgement, newest, seen))
     return reasons
+
+
+def _older(target: Target, judgement: Judgement, newest: NewestCheckpoint, seen: str) -> str:
+    present = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
+    return (
+        f"{target.name} shows {present} of {judgement.run_id}, and {seen}: the copy is an older one, restored perhaps, "
+        "and later steps would be given up"
+    )
+
+
+def _before_its_seal(
+    target: Target, judgement: Judgement, here: Sequence[RunDescription], newest: NewestCheckpoint
+) -> list[str]:
+    """Return why the target goes on from before the step at which it got the run."""
+    sealed = _sealed_step(here)
+    if sealed is None or newest.problem or (-1 if newest.step is None else newest.step) >= sealed:
+        return []
+    return [_older(target, judgement, newest, f"got it at step {sealed}")]
+
+
+def _sealed_step(runs: Sequence[RunDescription]) -> int | None:
+    """Return the step at which the run was last migrated, by the fences of its copies."""
+    steps = [run.fence.sealed_step for run in runs if run.fence is not None and run.fence.sealed_step is not None]
+    return max(steps, default=None)
 
 
 def _new_beside(judgement: Judgement) -> str:

@@ -78,7 +78,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(text)):
-                yield text
+                yield text.removeprefix("/")  # the end of a path
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.ClassDef(name=name):
                 yield name
             case ast.FunctionDef(name=name) | ast.keyword(arg=str(name)):

@@ -11,15 +11,16 @@ _FULL = (errno.ENOSPC, 69, 122)  # the last two: EDQUOT of macOS and of Linux
 
 
 def plain_words(host: str, message: str) -> tuple[str, str]:
-    """Return a host's message and its hint; both as they are, and none, where it is no error of the system.
+    """Return a host's message and its hint.
 
-    ``[Errno 30] Read-only file system: '/x'`` becomes ``/x: Read-only file system``.
+    The message stays as it is, without a hint, where it is no error of the system. ``[Errno 30] Read-only file system:
+    '/x'`` becomes ``/x: Read-only file system``.
     """
-    found = _REPORTED.match(message)
-    if found is None:
+    reported = _REPORTED.match(message)
+    if reported is None:
         return message, ""
-    number = int(found["number"])
+    number = int(reported["number"])
     hint = f"change its owner or mode on {host}, or root: in the fleet file" if number in _UNWRITABLE else ""
     if number in _FULL:
         hint = f"free space on {host}, or another root: in the fleet file"
-    return (f"{found['path']}: {found['what']}" if found["path"] else found["what"]), hint
+    return (f"{reported['path']}: {reported['what']}" if reported["path"] else reported["what"]), hint

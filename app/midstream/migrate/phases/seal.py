@@ -12,9 +12,9 @@ from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.ownership_records import refuse_later_owner, signed_seal
 from midstream.migrate.steps.record_commands import show_command, show_fence
-from midstream.migrate.steps.source_return import owns_run
 from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
+from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -39,6 +39,7 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
             if ours:
                 return _put_on_all_hosts(migration, _sealed_facts(migration, described))
         if _required_fence(migration, described).epoch < migration.plan.epoch:
+            _acquire(migration)  # its disk may have been put back, without the lock
             _seal_closed(migration, described)
     _acquire(migration)  # the seal may be another migration's: then this raises
     facts = migration.journal.facts
@@ -57,8 +58,8 @@ def seal_restored(migration: Migration) -> None:
         MovedOnError: a later migration owns the run.
         MidstreamError: nothing is left there, or steps are given up and the user has not agreed to that.
     """
-    plan, sealed = migration.plan, migration.journal.facts.sealed
-    if sealed is None or owns_run(migration):
+    plan, seal = migration.plan, migration.journal.facts.sealed or signed_seal(migration)
+    if seal is None:
         return
     described = migration.source_group.describe()
     if described.fence is not None and described.fence.epoch >= plan.epoch:
@@ -72,14 +73,15 @@ def seal_restored(migration: Migration) -> None:
             f"--on {plan.target_host} shows what {plan.target_host} would go on with",
         )
     step = max(checkpoint.step for checkpoint in described.usable)
-    if step < sealed.step and not migration.directory.losses_agreed():
+    if step < (seal.step or 0) and not migration.directory.losses_agreed():
         raise MidstreamError(
-            f"{plan.source} shows step {step} of {plan.run_id}, and was sealed at step {sealed.step}: {older}, and a "
+            f"{plan.source} shows step {step} of {plan.run_id}, and was sealed at step {seal.step}: {older}, and a "
             "rollback discards the steps in between",
             f"midstream --rollback {plan.migration} --yes accepts it",
         )
     _acquire(migration)
-    _seal_closed(migration, described)
+    _wait_for_leases(migration)
+    _write_seal(migration, described, step)
     migration.note(f"{plan.source} is sealed again, at step {step}: {older}")
 
 
@@ -224,8 +226,7 @@ def _await_answer(
 def _seal_closed(migration: Migration, described: RunDescription) -> None:
     """Seal a stopped source at an existing checkpoint."""
     plan, source = migration.plan, migration.source
-    for host in migration.source_group.run_hosts:
-        wait_for_lease(host, plan.run_id, migration.note)
+    _wait_for_leases(migration)
     usable = described.usable
     if plan.checkpoint != "now":
         usable = [checkpoint for checkpoint in usable if checkpoint.name == plan.checkpoint]
@@ -234,6 +235,13 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name} has no complete checkpoint to migrate", "midstream --checkpoints RUN shows what is there"
         )
     step = max(checkpoint.step for checkpoint in usable)
+    seen = _seen_step(migration)
+    if plan.checkpoint == "now" and step < seen:
+        raise MidstreamError(
+            f"{source.name} shows step {step} of {plan.run_id}, and had step {seen}: the copy is an older one, "
+            "restored perhaps, and later steps would be given up",
+            f"put its disk back; or midstream --restart {plan.run_id} goes on from what is left",
+        )
     damaged = [checkpoint for checkpoint in described.checkpoints if checkpoint.damaged and checkpoint.step > step]
     if plan.checkpoint == "now" and damaged:
         checkpoint = max(damaged, key=lambda checkpoint: checkpoint.step)
@@ -241,11 +249,22 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name}: checkpoint {checkpoint.name} is damaged: {checkpoint.damaged}",
             f"roll back, and migrate again with --checkpoint {step}, which starts from the newest complete one",
         )
+    _write_seal(migration, described, step)
+
+
+def _wait_for_leases(migration: Migration) -> None:
+    for host in migration.source_group.run_hosts:
+        wait_for_lease(host, migration.plan.run_id, migration.note)
+
+
+def _write_seal(migration: Migration, described: RunDescription, step: int) -> None:
+    """Write the fence of a source that has stopped."""
+    plan = migration.plan
     migration.source_group.end_trainer(described.attempt)
     migration.source_group.seal(plan.migration, plan.epoch, plan.target, step)
     shows = show_fence(migration.source_paths)
     migration.log_command(
-        source,
+        migration.source,
         f"fence: ownership {plan.epoch}, owner {plan.target}; earlier owners count up to step {step}",
         shows=shows,
     )
@@ -262,6 +281,18 @@ def _started_from(migration: Migration, fence: records.Fence) -> records.Lineage
         if same and signed is not None and (signed.step, signed.root_digest) == (entry.first_step, entry.root_digest):
             return entry
     return None
+
+
+def _seen_step(migration: Migration) -> int:
+    """Return the newest saved step that the source has shown to this migration.
+
+    What this machine has seen before counts, unless the plan's user has agreed to an older state.
+    """
+    plan, rehearsal = migration.plan, migration.journal.facts.rehearsal
+    seen, remembered = rehearsal.step if rehearsal is not None else 0, memory.recall(plan.run_id)
+    if remembered is not None and remembered.epoch == plan.source_epoch and remembered.step is not None:
+        seen = max(seen, remembered.step if remembered.step <= plan.route.source_step else 0)
+    return seen
 
 
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:

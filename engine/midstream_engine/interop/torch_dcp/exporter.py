@@ -18,7 +18,7 @@ from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import EXP_AVG as OUR_MU
 from midstream_engine.interop.exported_run import EXP_AVG_SQ as OUR_NU
 from midstream_engine.interop.exported_run import MASTER, ExportedParameter, ExportedRun
-from midstream_engine.interop.exported_settings import adam_of, batch_of, check_rates, rate_of
+from midstream_engine.interop.exported_settings import adam_of, batch_of, check_rates, rates_of
 from midstream_engine.interop.exporters import Exported, ExportOptions
 from midstream_engine.interop.huggingface.names import TensorRule, unpadded
 from midstream_engine.interop.tensor_files import Outgoing
@@ -129,8 +129,9 @@ def _optimizer(
     yield Entry(("optimizer", f"state.{name}.step"), Outgoing(name, "float32", (), lambda: count))
     for kind, moment in moments.items():
         yield Entry(("optimizer", f"state.{name}.{kind}"), moment)
+    rate = rates_of(adam, run.config.trainer.num_train_steps)(run.schedule_count)
     settings: dict[str, object] = {
-        "lr": rate_of(run)(run.schedule_count), "betas": (adam.beta1, adam.beta2), "eps": adam.epsilon,
+        "lr": rate, "betas": (adam.beta1, adam.beta2), "eps": adam.epsilon,
         "weight_decay": adam.weight_decay if decays else 0.0, "amsgrad": False, "foreach": False, "maximize": False,
         "capturable": False, "differentiable": False, "fused": True, "decoupled_weight_decay": True,
         "initial_lr": adam.learning_rate,

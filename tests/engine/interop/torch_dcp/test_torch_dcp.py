@@ -5,6 +5,7 @@ The fixture is of torchtitan 0.3.0 on three processes (tests/trainers/train_torc
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import tarfile
@@ -20,9 +21,14 @@ from midstream_core.format_error import FormatError
 from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
 from midstream_engine.convert import main
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.exported_run import open_run
+from midstream_engine.interop.exporters import ExportOptions
+from midstream_engine.interop.torch_dcp import exporter
 from midstream_engine.interop.torch_dcp.configuration import rate_factor, translate, warmup_of
 from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
 from midstream_engine.interop.torch_dcp.names import fused, present_name, unfused
+from midstream_engine.interop.torch_dcp.reader import DcpCheckpoint
 from midstream_host.formats import torch_tree
 from support.imports import imported_runs
 from support.paths import FIXTURES
@@ -79,17 +85,57 @@ def test_run_is_imported_and_its_loader_is_named(source: Path, capsys: pytest.Ca
     assert (state["step"], state["schedule_count"], state["next_sample"]) == (4, 4, 48)
 
 
+def test_every_number_comes_back(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, target = source.parent / "run", source.parent / "out"
+    assert main([str(source), str(run)]) == 0
+    assert main([str(run), str(target), "--to", "torch-dcp", "--max-shard-size", "100KB"]) == 0
+    assert "exclude_from_loading has to name dataloader" in capsys.readouterr().err
+    assert len(list((target / STEP).glob("__0_*.distcp"))) > 1
+    expected, found = DcpCheckpoint(str(source / STEP)), DcpCheckpoint(str(target / STEP))
+    for name in expected.names:
+        if name in expected.tensors:
+            assert found.tensors[name].dtype == expected.tensors[name].dtype
+            np.testing.assert_array_equal(found.read(name), expected.read(name), name)
+        elif not name.startswith("dataloader."):
+            value = found.value(name)
+            assert (list(value) if type(value) is tuple else value) == expected.value(name), name
+    settings = json.loads((target / "torchtitan.json").read_text())
+    again = open_torch_dcp(str(target), str(target / "torchtitan.json"))
+    assert (again.step, settings["training"]["global_batch_size"]) == (4, 12)
+    first = {array.name: array for array in open_torch_dcp(str(source)).arrays}
+    for array in again.arrays:
+        np.testing.assert_array_equal(array.value(), first[array.name].value(), array.name)
+
+
+def test_state_that_torchtitan_has_not_is_named(source: Path) -> None:
+    run, target = source.parent / "run", source.parent / "out"
+    assert main([str(source), str(run)]) == 0
+
+    def refused(section: str, **changes: object) -> str:
+        config = open_run(str(run))
+        changed = dataclasses.replace(getattr(config.config, section), **changes)
+        other = dataclasses.replace(config, config=dataclasses.replace(config.config, **{section: changed}))
+        with pytest.raises(ConversionError) as caught:
+            exporter.export(other, str(target), ExportOptions())
+        return str(caught.value)
+
+    assert "optimizer.nesterov: True here" in refused("optimizer", nesterov=True)
+    assert "linear or cosine" in refused("optimizer", lr_schedule="inv_sqrt")
+    assert "learning rate of update 4" in refused("optimizer", warmup=8)
+    assert "model.has_mlp_bias" in refused("model", mlp_bias=True)
+
+
 def test_damaged_and_missing_parts_are_named(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = source / STEP / "__1_0.distcp"
-    whole = path.read_bytes()
+    content = path.read_bytes()
     place = dcp_metadata.read_state(str(source / STEP / ".metadata")).tensors["norm.weight"].parts[1].place
-    where = whole.index(b"archive/data/0", place.offset)
+    where = content.index(b"archive/data/0", place.offset)
     data = where + 100 + (-(where + 100) % 64)
-    path.write_bytes(whole[:data] + bytes([whole[data] ^ 1]) + whole[data + 1 :])
+    path.write_bytes(content[:data] + bytes([content[data] ^ 1]) + content[data + 1 :])
     line = refusal(source, capsys)
     assert line.startswith("midstream: norm.weight: ")
     assert "CRC" in line
-    path.write_bytes(whole[:-1])
+    path.write_bytes(content[:-1])
     assert "was not copied whole" in refusal(source, capsys)
     path.unlink()
     assert "__1_0.distcp: missing, and .metadata names it" in refusal(source, capsys)
@@ -118,10 +164,10 @@ def test_parts_that_are_not_all_of_a_tensor_are_refused(what: str, source: Path)
 
 def test_another_configuration_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = source / "config.json"
-    whole = config.read_text()
+    content = config.read_text()
 
     def refused(edit: Callable[[dict[str, Any]], None]) -> str:
-        config.write_text(whole)
+        config.write_text(content)
         change(config, edit)
         return refusal(source, capsys)
 
