@@ -15,7 +15,7 @@ import os
 import posixpath
 import shutil
 import threading
-from typing import TYPE_CHECKING, Callable, Dict, Generator, List, NamedTuple, Optional
+from typing import Callable, Dict, Generator, List, NamedTuple, Optional
 
 from midstream_core import records
 from midstream_core.format_error import FormatError
@@ -24,9 +24,6 @@ from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
 from midstream_host.driver.reshard.errors import ReshardError
 from midstream_host.driver.reshard.new_files import NewFile, new_files
 from midstream_host.driver.reshard.segments import BLOCK, Archive
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 LATEST = "latest"
 MAX_RANKS = 1 << 14
@@ -221,7 +218,7 @@ class _FlushedFile(io.FileIO):
 
     _flushed = 0
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Write bytes; where the C library can, begin to write the last ones to the disk."""
         size = super().write(data)
         end = self.tell()  # codespell:ignore tell
