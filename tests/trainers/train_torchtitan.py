@@ -166,6 +166,7 @@ def main() -> None:
             )),
         }  # fmt: skip
         Path(request["config"]).write_text(json.dumps(described))
+    dist.barrier()  # a rank that ends before the others may abort them
     dist.destroy_process_group()
 
 
