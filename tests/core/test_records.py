@@ -19,7 +19,7 @@ from support.paths import REPOSITORY
 
 
 def test_record_is_read_again_after_each_change(tmp_path: Path) -> None:
-    """What was decoded is remembered by its bytes, not by name or time."""
+    """A decoded record is remembered by its bytes, not by name or time."""
     path, other = str(tmp_path / "fence.json"), str(tmp_path / "other.json")
     for file, owner in ((path, "a"), (other, "a"), (path, "b")):
         records.first_fence(owner).write(file)

@@ -1,4 +1,4 @@
-"""What an engine and a standby have in common: their attempt, its commands, and how they restore a checkpoint."""
+"""Base of an engine and a standby: their attempt, its commands, and the restore of a checkpoint."""
 
 from __future__ import annotations
 

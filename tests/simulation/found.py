@@ -45,7 +45,7 @@ FOUND = (
     _found(5301240, "roll back", "cold", "bucket", "5:crash source:5,29:snapshot source:5,40:crash source:5"),
     # The source was restored from before its rehearsal's checkpoint, and sealed at an earlier step.
     _found(5301178, "liar", "warm", "group", "13:snapshot source:60,52:reboot operator,114:kill process"),
-    # A stop of a job that ended meanwhile had no command.
+    # A stop of a job that had ended had no command.
     _found(5300356, "and back", "cold", "cluster", "12:kill before line,19:snapshot target:4000,83:preempt jobs"),
     # A source restored from before the migration's lock was sealed by it, and then refused the lock: it moved on.
     _found(84, "migrate", "live", "disk", "84:snapshot source:5"),

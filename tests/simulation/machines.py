@@ -95,7 +95,7 @@ class MachineClock:
 
 @dataclass
 class Activity:
-    """Number of times that programs other than probes have worked on a root.
+    """Number of calls that have worked on a root, without those that only read it.
 
     ``timed``: what is read there changes with time, too.
     """

@@ -1,4 +1,4 @@
-"""The operating system of simulated machines, in place of the real one.
+"""The operating system of a simulated machine, for programs that read the real one.
 
 `install` replaces pids, signals, locks, the environment and standard streams in the standard library;
 `install_identities` replaces what `midstream_core` reads from ``/proc``.

@@ -130,9 +130,7 @@ COMMANDS = (
     Command("process", ("r",), "Process", "choose the process whose log is shown", (RUN,)),
     Command("verify", ("V",), "Verify", "hash the selected checkpoint in place", (RUN,), hint=True),
     Command("diff", ("d",), "Diff", "compare checkpoints, attempts or configs", (RUN,), hint=True),
-    Command(
-        "export", ("E",), "Export model", "write it for another trainer", (RUN,), hint=True, changes=True
-    ),
+    Command("export", ("E",), "Export model", "write it for another trainer", (RUN,), hint=True, changes=True),
     Command("report", ("D",), "Report", "save a page about the run, to show others", (RUN,)),
     Command("next", ("enter",), "Next", "go to preflight, then to migration", (WIZARD,), hint=True, changes=True),
     Command("previous", ("b",), "Previous", "back to the plan", (WIZARD,), hint=True),

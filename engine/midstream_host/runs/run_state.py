@@ -197,9 +197,9 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
 def newest_processes(paths: records.RunPaths, numbers: List[int]) -> Tuple[int, List[int]]:
     """Return `newest_started`, and the numbers of its processes."""
     for number in reversed(numbers):
-        found = processes(paths.attempt(number))
-        if found:
-            return number, found
+        started = processes(paths.attempt(number))
+        if started:
+            return number, started
     return (numbers[-1] if numbers else 0), []
 
 
@@ -210,7 +210,7 @@ def processes(path: records.AttemptPaths) -> List[int]:
 
 @functools.lru_cache(maxsize=1024)
 def _process_of(name: str) -> Optional[int]:
-    """Return the process that a file of an attempt shows to be started here; None for any other file."""
+    """Return the process that a file of an attempt is about; None for another file."""
     if name in ("launch.json", slurm.JOB):
         return 0
     match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
@@ -228,7 +228,7 @@ def status(root: str, run_id: str, attempt: int) -> ProcessState:
 
 
 def first_running(path: records.AttemptPaths, numbers: List[int]) -> ProcessState:
-    """Return the state of the first of these processes that runs; if none does, that of the first one."""
+    """Return the state of the first process that runs, else of the first process."""
     first: Optional[ProcessState] = None
     for process in numbers:
         process_state = status_of(path, process)
@@ -255,7 +255,7 @@ def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.
 
 
 def ended_without_status(path: records.AttemptPaths, numbers: List[int]) -> bool:
-    """Return whether one of these processes ended before its first status, as on a full disk."""
+    """Return whether a process ended before its first status, as on a full disk."""
     if not os.path.exists(path.status(0)) and slurm.ended_before_status(path):
         return True
     for process in numbers:

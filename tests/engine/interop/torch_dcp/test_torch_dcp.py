@@ -127,15 +127,15 @@ def test_state_that_torchtitan_has_not_is_named(source: Path) -> None:
 
 def test_damaged_and_missing_parts_are_named(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = source / STEP / "__1_0.distcp"
-    whole = path.read_bytes()
+    content = path.read_bytes()
     place = dcp_metadata.read_state(str(source / STEP / ".metadata")).tensors["norm.weight"].parts[1].place
-    where = whole.index(b"archive/data/0", place.offset)
+    where = content.index(b"archive/data/0", place.offset)
     data = where + 100 + (-(where + 100) % 64)
-    path.write_bytes(whole[:data] + bytes([whole[data] ^ 1]) + whole[data + 1 :])
+    path.write_bytes(content[:data] + bytes([content[data] ^ 1]) + content[data + 1 :])
     line = refusal(source, capsys)
     assert line.startswith("midstream: norm.weight: ")
     assert "CRC" in line
-    path.write_bytes(whole[:-1])
+    path.write_bytes(content[:-1])
     assert "was not copied whole" in refusal(source, capsys)
     path.unlink()
     assert "__1_0.distcp: missing, and .metadata names it" in refusal(source, capsys)
@@ -164,10 +164,10 @@ def test_parts_that_are_not_all_of_a_tensor_are_refused(what: str, source: Path)
 
 def test_another_configuration_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = source / "config.json"
-    whole = config.read_text()
+    content = config.read_text()
 
     def refused(edit: Callable[[dict[str, Any]], None]) -> str:
-        config.write_text(whole)
+        config.write_text(content)
         change(config, edit)
         return refusal(source, capsys)
 
