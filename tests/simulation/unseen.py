@@ -1,8 +1,8 @@
-"""Work whose result nobody sees: simulated machines leave it out.
+"""Work that changes nothing anyone sees, which simulated machines leave out. The story stays the same.
 
 For hours of virtual time nothing but engines works: their updates until the next save are then one, and so are their
 heartbeats. Once another task runs, disks have what they would have had. A probe looks at a run again once a program
-has worked on its root. The story stays the same: ``simulate.py --each-update`` leaves out nothing.
+has worked on its root. ``simulate.py --each-update`` leaves out nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def leave_out_nothing() -> None:
 
 
 def unseen_ends(seconds: float, enough: Callable[[float], bool] = lambda at: False) -> list[float]:
-    """Return when the next steps end: one step, or all whose end nobody sees.
+    """Return when the next steps of so many seconds end: one step, or all whose end nobody sees.
 
-    ``seconds``: duration of a step. ``enough``: whether a step that ends at that time is the last one.
+    ``enough``: whether a step that ends at that time is the last one.
     """
     process = present()
     assert process is not None
@@ -62,10 +62,7 @@ class EngineStatus(StatusFile):
 
 
 def _poll_changed(self: probe._Run) -> None:
-    """Poll a run, unless nothing has worked on its root since the last poll.
-
-    A pin and a process that is unknown change with time.
-    """
+    """Poll a run, unless nothing has worked on its root since the last poll, and no time is awaited."""
     process = present()
     assert process is not None
     reported, activity = self._reported, process.machine.activity
