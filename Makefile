@@ -97,13 +97,20 @@ $(VENV)/trainers/.installed: $(STAMP) locks/trainers.txt
 test-trainers: $(VENV)/trainers/.installed  ## the tests that run other trainers (installs torch, 1.5 GB on a CPU)
 	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers $(ARGS)
 
+$(VENV)/trainers/.torchtitan: $(VENV)/trainers/.installed locks/torchtitan.txt
+	@$(VENV)/trainers/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/torchtitan.txt
+	@touch $@
+
+test-torchtitan: $(VENV)/trainers/.torchtitan  ## the tests that continue torchtitan's checkpoints here, and ours there
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_torchtitan.py $(ARGS)
+
 $(VENV)/levanter/.installed: $(STAMP) locks/levanter.txt
 	@$(BIN)/python -m venv $(VENV)/levanter
 	@$(VENV)/levanter/bin/python -m pip install -q --disable-pip-version-check -r locks/levanter.txt
 	@touch $@
 
-test-levanter: $(VENV)/levanter/.installed  ## the test that runs Levanter (installs it and its jax)
-	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py $(ARGS)
+test-levanter: $(VENV)/levanter/.installed  ## the tests that run Levanter (installs it and its jax)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_levanter.py tests/trainers/test_levanter_export.py $(ARGS)
 
 $(VENV)/skypilot/.installed: $(STAMP) locks/skypilot.txt
 	@$(BIN)/python -m venv $(VENV)/skypilot

@@ -91,7 +91,7 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
         rows.append(row)
     common = {
         "iteration": 10, "global_steps": 10, "skipped_steps": 0, "dp_world_size": ranks, "mp_world_size": 1,
-        "lr_scheduler": None,
+        "lr_scheduler": None, "ds_version": "0.19.8",
         "param_shapes": groups,
     }  # fmt: skip
     ordered = {name: weights[name] for name in shapes}
@@ -103,6 +103,7 @@ def make(folder: Path, hidden: int, layers: int, ranks: int) -> None:
     for rank in range(ranks):
         parts = [{kind: np.split(array, ranks)[rank] for kind, array in row.items()} for row in rows]
         state: dict[str, Any] = {
+            "ds_version": "0.19.8",
             "single_partition_of_fp32_groups": [part["fp32"] for part in parts],
             "base_optimizer_state": {
                 "state": {

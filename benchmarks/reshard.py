@@ -8,8 +8,9 @@ own, with the source dropped from the page cache before:
 - copying: blocks past the page cache, several at a time, and waited for;
 - dividing the checkpoint over another number of processes: it reads, checks every CRC-32, hashes, writes, waits for the
   disk, reads what it wrote, and hashes again;
-- with ``--deepspeed`` ds_to_universal, which writes all twice, and neither checks nor hashes nor waits for the disk.
-  DeepSpeed's load of what it wrote is not added.
+- with ``--deepspeed`` ds_to_universal, which writes all twice, and neither checks nor hashes nor waits for the disk;
+- with ``--deepspeed`` DeepSpeed's ``load_checkpoint`` in that many processes (gloo), of both results: times are those
+  of its slowest process, memory what all processes have above that before the load.
 
 Times are medians of the rounds, memory the highest peak.
 """
@@ -30,6 +31,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+TAG = "global_step10"
+FOLDED = (("seconds", sum), ("memory", max))
+LOADER = HERE / "checkpoints" / "load_deepspeed.py"
 _SPEC = importlib.util.spec_from_file_location("import_benchmark", HERE / "import.py")
 assert _SPEC is not None
 assert _SPEC.loader is not None
@@ -48,31 +52,58 @@ def reshard_once(source: str, target: str, ranks: str) -> dict[str, float]:
     return {"seconds": seconds, "memory": peak.highest}
 
 
-MEASURED = {"copy": imports.copy, "reshard": reshard_once, "universal": imports.universal}
+def load(_source: str, target: str, python: str, ranks: str, universal: str) -> dict[str, float]:
+    """DeepSpeed's load of a checkpoint in ``target``; ``universal``: 1 for one of ds_to_universal."""
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, str(LOADER), target]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, universal], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"the load failed:\n{done.stderr[-3000:]}")
+    loads = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"seconds"')]
+    assert len(loads) == int(ranks)
+    return {"seconds": max(one["seconds"] for one in loads), "memory": sum(one["memory"] for one in loads)}
+
+
+MEASURED = {"copy": imports.copy, "reshard": reshard_once, "universal": imports.universal, "load": load}
 
 
 def apart(name: str, source: Path, *arguments: str) -> dict[str, float]:
-    """One measurement in a process of its own, from the disk; what it wrote is removed."""
-    target = source.parent / "target"
-    imports.drop(str(source))
+    """One measurement in a process of its own, from the disk."""
+    target = source.parent / TAG
+    imports.drop(str(source if name != "load" else target))
     command = [sys.executable, str(HERE / "reshard.py"), "--one", name, str(source), str(target), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
-    shutil.rmtree(target, ignore_errors=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def one_round(source: Path, ranks: str, python: str | None) -> dict[str, dict[str, float]]:
+    """Each measurement once; what they wrote is removed."""
+    target = source.parent / TAG
+    measured = {"copy": apart("copy", source)}
+    shutil.rmtree(target)
+    for name, argument in {"reshard": ranks, **({"universal": python} if python else {})}.items():
+        measured[name] = apart(name, source, argument)
+        if python:
+            (source.parent / "latest").write_text(TAG)
+            measured[f"{name}, load"] = apart("load", source, python, ranks, str(int(name == "universal")))
+        shutil.rmtree(target)
+    return measured
+
+
 def report(size: int, medians: dict[str, dict[str, float]]) -> None:
-    ours = medians["reshard"]
     print(f"{'':16} {'GB/s':>6} {'of copying':>11} {'memory MB':>10}")
     for name, median in medians.items():
         ratio = medians["copy"]["seconds"] / median["seconds"]
         print(f"{name:16} {size / median['seconds'] / 1e9:6.2f} {ratio:11.2f} {median['memory'] / 1e6:10.0f}")
-    if "universal" in medians:
-        theirs = medians["universal"]
-        faster, memory = theirs["seconds"] / ours["seconds"], ours["memory"] / theirs["memory"]
-        print(f"--reshard is {faster:.1f} x as fast as ds_to_universal, in {memory:.2f} of its memory")
+    if "universal" not in medians:
+        return
+    for loads in (("", "without"), (", load", "with")):
+        ways = [[medians[name], *([medians[name + loads[0]]] if loads[0] else [])] for name in ("reshard", "universal")]
+        seconds, memory = ([fold(step[kind] for step in way) for way in ways] for kind, fold in FOLDED)
+        print(f"--reshard is {seconds[1] / seconds[0]:.1f} x as fast as ds_to_universal, in "
+              f"{memory[0] / memory[1]:.2f} of its memory, {loads[1]} the load")  # fmt: skip
 
 
 def main() -> None:
@@ -98,10 +129,8 @@ def main() -> None:
         size = sum(path.stat().st_size for path in imports.files_of(str(source)))
         rounds: dict[str, list[dict[str, float]]] = {}
         for _ in range(options.rounds):
-            rounds.setdefault("copy", []).append(apart("copy", source))
-            rounds.setdefault("reshard", []).append(apart("reshard", source, str(options.to)))
-            if options.deepspeed:
-                rounds.setdefault("universal", []).append(apart("universal", source, options.deepspeed))
+            for name, measured in one_round(source, str(options.to), options.deepspeed).items():
+                rounds.setdefault(name, []).append(measured)
         now = f"{datetime.now(UTC):%Y-%m-%d}, Python {sys.version.split()[0]}"
         print(f"{now}, {os.cpu_count()} cores: {size / 1e9:.2f} GB, {options.ranks} -> {options.to} processes")
         report(size, {name: imports.middle(measured) for name, measured in rounds.items()})

@@ -169,8 +169,9 @@ def _mode(options: argparse.Namespace) -> str | None:
     """Return the mode that the flags select; None for the terminal UI."""
     if options.clean is not None:
         return "clean"
-    if options.watch is not None:
-        return "watch"
+    for mode in ("watch", "label"):  # their RUN may be missing
+        if getattr(options, mode) is not None:
+            return mode
     if options.checkpoints is not None:
         return "show_tree" if options.tree or options.deep or ":" in options.checkpoints else "checkpoints"
     return next((mode for mode in MODES if getattr(options, mode)), None)

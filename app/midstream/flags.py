@@ -39,6 +39,7 @@ _CONSENT = (
     "--restart",
     "--migrate",
     "--guard",
+    "--continue",
     "--rollback",
     "--repair",
     "--delete",
@@ -133,6 +134,14 @@ def _add_look(flags: FlagParser) -> None:
         "--report", metavar=("RUN", "FILE"), nargs=2, completes="runs",
         help="write a run's report, a .html page: curve, lineage, migrations, certificates, downtime, cost, config",
     )  # fmt: skip
+    look.mode(
+        "--label", metavar="RUN", nargs="?", const="", completes="runs",
+        help="print name, tags and note of a run, or set those that are given; the lists of this machine show them",
+    )  # fmt: skip
+    look.flag("--name", of=("--label",), metavar="NAME", type=str, help="shown beside the id; '' removes it")
+    look.flag("--tags", of=("--label",), metavar="TAG[,TAG...]", type=str, help="in place of the tags that it has")
+    look.flag("--note", of=("--label",), metavar="TEXT", type=str, help="in place of its note")
+    look.flag("--undo", of=("--label",), action="store_true", help="take back the last edit, of whichever run it was")
     look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
     look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
     look.flag(
@@ -142,8 +151,8 @@ def _add_look(flags: FlagParser) -> None:
         help="print the last lines, then new ones until the attempt ends",
     )
     look.flag(
-        "--search", of=("--log",), metavar="REGEX",
-        help="only the lines with a match, each with its number; the pattern is one of filters, and ignores case",
+        "--search", of=("--log",), metavar="WORDS",
+        help="only the lines that match, each with its number: word has to be in it, one of a|b, !word not",
     )  # fmt: skip
     look.mode(
         "--config", of=("--migrate",), metavar="RUN|FILE", completes="runs",
@@ -298,7 +307,10 @@ def _add_recover(flags: FlagParser) -> None:
         help="save and stop the runs that train there, before their slice is deleted",
     )  # fmt: skip
     recover.flag(
-        "--yes", of=_CONSENT, action="store_true", help="agree to the loss, price, deletion or program that is named"
+        "--yes",
+        of=_CONSENT,
+        action="store_true",
+        help="agree to what is named: a loss, price, deletion, program or missing evidence",
     )
 
 

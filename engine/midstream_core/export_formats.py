@@ -1,4 +1,4 @@
-"""Formats to which a run's checkpoint is exported: the choices of `--as`, and of the converter's `--to`."""
+"""Formats of exports: the choices of `--as`, and of the converter's `--to`."""
 
 from __future__ import annotations
 
@@ -7,4 +7,11 @@ from typing import Dict
 # What an export has, by the format's name. Its writer is ``midstream_engine/interop/<name>/exporter.py``.
 EXPORT_FORMATS: Dict[str, str] = {
     "huggingface": "the weights of a model",
+    "huggingface-trainer": "a checkpoint that transformers' Trainer resumes",
+    "neox": "a checkpoint of GPT-NeoX, with its optimizer and schedule",
+    "deepspeed": "Hugging Face's model under DeepSpeed, with its optimizer",
+    "deepspeed-universal": "the same for any number of processes and any ZeRO stage",
+    "levanter": "a checkpoint of marin-levanter 0.2, with its optimizer",
+    "levanter-1-2": "the same for Levanter 1.2",
+    "torch-dcp": "a distributed checkpoint of torch by the names of torchtitan, with its optimizer",
 }

@@ -42,7 +42,10 @@ class ListedCheckpoint:
 
     def to_json(self) -> Dict[str, JsonValue]:
         """Return its fields by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: getattr(self, name) for name in _FIELDS}
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(ListedCheckpoint))
 
 
 def newest_checkpoint(checkpoints: Iterable[ListedCheckpoint]) -> Optional[ListedCheckpoint]:

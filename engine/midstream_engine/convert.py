@@ -1,6 +1,6 @@
 """Convert runs and models from and to other formats, without torch.
 
-    python -m midstream_engine.convert SRC DST [--from neox|levanter|huggingface|midstream] [--to ...] [-- FLAGS]
+    python -m midstream_engine.convert SRC DST [--from FORMAT] [--to FORMAT] [-- FLAGS]
 
 The format of SRC is detected. Exit codes: 0 converted, 1 the conversion failed, 2 invalid usage.
 """
@@ -23,7 +23,9 @@ from midstream_core.object_store.urls import in_bucket
 from midstream_engine.interruption import interruptible
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-_RUNS = ("neox", "levanter")
+TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
+MAX_RANKS = 1 << 14
+_RUNS = ("neox", "levanter", "torch-dcp")
 FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
 
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise EngineError(f"{source} is {kind}: --to {options.to} needs --to midstream first")
         if kind != "neox" and (options.gqa_layout or options.rms_epsilon):
             raise EngineError(f"{source} is {kind}: --gqa-layout and --rms-epsilon go with checkpoints of neox")
-        as_run = kind in _RUNS or (kind == "huggingface" and options.run_id)
+        trained = kind == "huggingface" and _of_trainer(source) and not options.without_optimizer
+        as_run = kind in _RUNS or trained or (kind == "huggingface" and options.run_id)
         if options.to != "midstream":
             line = _export(source, final, options)
         else:
@@ -66,6 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutil.rmtree(final + FETCHED)
     print(line)
     return records.EXIT_DONE
+
+
+def _of_trainer(source: str) -> bool:
+    """Return whether a model directory has a file of transformers' Trainer."""
+    return any(os.path.exists(os.path.join(source, name)) for name in TRAINER_FILES)
 
 
 def _local(options: argparse.Namespace, final: str) -> str:
@@ -94,6 +102,7 @@ def recognise(source: str) -> str:
     """
     from midstream_engine.interop.errors import ConversionError
     from midstream_engine.interop.neox import directory as neox
+    from midstream_engine.interop.torch_dcp import reader as torch_dcp
 
     if neox.is_checkpoint(source):
         return "neox"
@@ -101,6 +110,8 @@ def recognise(source: str) -> str:
         return "midstream"
     if os.path.exists(os.path.join(source, "metadata.json")):
         return "levanter"
+    if torch_dcp.is_checkpoint(source):  # first: torchtitan's configuration has the name of Hugging Face's
+        return "torch-dcp"
     if os.path.exists(os.path.join(source, "config.json")):
         return "huggingface"
     names = os.listdir(source)
@@ -109,7 +120,8 @@ def recognise(source: str) -> str:
     if "checkpoints" in names or any(records.parse_checkpoint_name(name) for name in names):
         return "midstream"
     raise ConversionError(
-        f"{source}: not a checkpoint of GPT-NeoX, Levanter, Hugging Face or midstream (hint: --from names its format)"
+        f"{source}: not a checkpoint of GPT-NeoX, Levanter, torch (DCP), Hugging Face or midstream (hint: --from names "
+        "its format)"
     )
 
 
@@ -126,8 +138,14 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
             adopted = open_neox(source, Choices(options.gqa_layout, options.rms_epsilon))
         elif kind == "huggingface":
             from midstream_engine.interop.huggingface.run_import import open_model
+            from midstream_engine.interop.huggingface_trainer.importer import open_trainer
 
-            adopted = open_model(source, options.overrides, options.cast_parameters)
+            opened = open_model if options.without_optimizer or not _of_trainer(source) else open_trainer
+            adopted = opened(source, options.overrides, options.cast_parameters)
+        elif kind == "torch-dcp":
+            from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
+
+            adopted = open_torch_dcp(source, options.config)
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
@@ -170,7 +188,13 @@ def _export(source: str, final: str, options: argparse.Namespace) -> str:
         from midstream_engine.interop import exported_run, exporters
 
         run = exported_run.open_run(source, options.vocab_size, options.tokenizer)
-        chosen = exporters.ExportOptions(options.dtype, options.max_shard_size)
+        chosen = exporters.ExportOptions(
+            options.dtype,
+            options.max_shard_size,
+            options.processes,
+            options.pipe_parallel_size,
+            options.model_parallel_size,
+        )
         written = exporters.exporter_of(options.to).export(run, partial, chosen)
     _print_notes(written.notes)
     return f"{final}: {', '.join(written.files)}"
@@ -226,17 +250,26 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _count(text: str) -> int:
+    count = int(text)
+    if not 1 <= count <= MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{count}: expected 1 to {MAX_RANKS}")
+    return count
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.convert", description="Convert a run or a model.")
     parser.add_argument("src", metavar="SRC", help="a checkpoint of GPT-NeoX (or its load: directory), Levanter, "
-                        "Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
+                        "torch (DCP), Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
     parser.add_argument("dst", metavar="DST", help="the directory to create")
-    kinds = ("neox", "levanter", "huggingface", "midstream")
+    kinds = (*_RUNS, "huggingface", "midstream")
     parser.add_argument("--from", dest="source", choices=kinds, help="format of SRC; default: detected")
     parser.add_argument("--to", choices=("midstream", *EXPORT_FORMATS), default="midstream")
     parser.add_argument("--data", action="append", default=[], metavar="PATH", help="from neox, levanter: the "
                         "present path of a dataset or token cache; once for each, in the run's order")  # fmt: skip
     parser.add_argument("--without-data", action="store_true", help="from neox, levanter: leave the data out")
+    parser.add_argument("--without-optimizer", action="store_true", help="from huggingface: import a checkpoint of "
+                        "transformers' Trainer as a model at step 0")  # fmt: skip
     parser.add_argument("--without-reference-losses", action="store_true", help="from neox, levanter: do not measure "
                         "the losses of the next batch (needs the model in memory)")  # fmt: skip
     parser.add_argument("--gqa-layout", choices=("interleaved", "blocked"), help="from neox: rows of grouped queries, "
@@ -246,10 +279,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
                         "before 2025-05-09")  # fmt: skip
     parser.add_argument("--cast-parameters", choices=("bfloat16", "float16", "float32"), help="to midstream: round "
                         "parameters to this type; without it, those that would be rounded are refused")  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file")
+    parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file; from torch-dcp: "
+                        "what torchtitan wrote with --debug.save_config_file, or this engine's YAML")  # fmt: skip
     parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
                         "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")
+    parser.add_argument("--processes", type=_count, default=1, metavar="N", help="to neox, deepspeed: data-parallel "
+                        "processes that load it")  # fmt: skip
+    parser.add_argument("--pipe-parallel-size", type=int, choices=(0, 1), default=1, help="to neox: 1, with a file for "
+                        "each layer, or 0")  # fmt: skip
+    parser.add_argument("--model-parallel-size", type=_count, default=1, metavar="N", help="to neox: tensor-parallel "
+                        "ranks")  # fmt: skip
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
     parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: directory of the tokenizer's files")
@@ -264,6 +304,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":
         parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
+    if options.processes != 1 and options.to not in ("neox", "deepspeed"):
+        parser.error("--processes goes with --to neox and --to deepspeed")
+    if (options.pipe_parallel_size, options.model_parallel_size) != (1, 1) and options.to != "neox":
+        parser.error("--pipe-parallel-size and --model-parallel-size go with --to neox")
     if options.dtype != "float32" and options.to != "huggingface":
         parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")
     if options.cast_parameters and options.to != "midstream":

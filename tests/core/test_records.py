@@ -18,6 +18,19 @@ from support.migrations.spliced_rows import splice
 from support.paths import REPOSITORY
 
 
+def test_record_is_read_again_after_each_change(tmp_path: Path) -> None:
+    """What was decoded is remembered by its bytes, not by name or time."""
+    path, other = str(tmp_path / "fence.json"), str(tmp_path / "other.json")
+    for file, owner in ((path, "a"), (other, "a"), (path, "b")):
+        records.first_fence(owner).write(file)
+        os.utime(file, (1.0, 1.0))
+        assert records.Fence.read(file).owner == owner
+    for file in (path, other):
+        Path(file).write_text("{}")
+        with pytest.raises(records.DamagedRecordError, match=f"{file}: lacks epoch"):
+            records.Fence.read(file)
+
+
 def test_fence_accepts_sealed_epoch_up_to_its_seal() -> None:
     fence = records.first_fence("a").sealed(2, "b", 100)
     assert fence.accepts(1, 100)

@@ -341,7 +341,9 @@ def test_settings_that_are_not_carried_over_are_named(tmp_path: Path, capsys: py
     shutil.copytree(HUGGING_FACE / "llama2", tmp_path / "checkpoint-5")  # of transformers' Trainer
     for name in ("optimizer.pt", "trainer_state.json"):
         (tmp_path / "checkpoint-5" / name).touch()
-    to_midstream(tmp_path / "checkpoint-5", tmp_path / "trained")
+    assert run(tmp_path / "checkpoint-5", tmp_path / "trained") == 1
+    assert "lacks scheduler.pt of a checkpoint of Trainer" in capsys.readouterr().err
+    assert run(tmp_path / "checkpoint-5", tmp_path / "trained", "--without-optimizer") == 0
     assert "optimizer.pt, trainer_state.json: not imported: the model begins at step 0" in capsys.readouterr().err
     to_midstream(HUGGING_FACE / "llama2", tmp_path / "llama")
     assert "not carried over" not in capsys.readouterr().err

@@ -60,6 +60,8 @@ def test_page_counts_from_the_end_and_ends_with_the_file(log: str) -> None:
         (["red Third"], [], False, 1, None, DATA.index(b"\x1b")),
         (["größer"], [], True, 1, 6, None),
         (["10%"], [], True, 0, None, None),
+        (["third|größer"], [], True, 2, 6, DATA.index(b"\x1b")),
+        (["|"], [], True, 0, None, None),
         (["d"], ["done", "without"], True, 1, None, DATA.index(b"\x1b")),
         ([], ["zzz"], False, 5, 6, DATA.index(b"\x1b")),
     ],

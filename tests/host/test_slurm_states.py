@@ -24,7 +24,9 @@ SQUEUE = """
 
 
 def test_table_of_the_docs_is_that_of_the_code() -> None:
-    page = (REPOSITORY / "docs/how-to/slurm.md").read_text().split("## What a job's state means")[1].split("\n\n")[1]
+    page = (
+        (REPOSITORY / "docs/how-to/slurm-jobs.md").read_text().split("## What a job's state means")[1].split("\n\n")[1]
+    )
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()[2:]]
     assert {row[0]: row[1] for row in rows} == KINDS
     assert set(SQUEUE.split()) <= set(KINDS)

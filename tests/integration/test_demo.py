@@ -44,7 +44,7 @@ LOCK = (
     "import time; from midstream.migrate.journal.migration_directory import MigrationDirectory\\n"
     "with MigrationDirectory('m').locked():\\n    print('locked', flush=True)\\n    time.sleep(600)"
 )
-with _demo_fleet(claim(print), Output(False)) as (fleet, hosts):
+with _demo_fleet(claim(print), Output(False), continued=True) as (fleet, hosts):
     small = hosts.get("small")
     engine = install_engine(small, build_bundle(Path(sys.argv[1])))
     prepared = Prepared(engine, Environment(sys.executable, ""))

@@ -182,6 +182,7 @@ def test_running_trainer_is_described_adopted_and_advised(
         states = {event["name"]: event["state"] for event in advice.of("check")}
         assert states["checkpoint"] == "pass", advice.stdout
         assert states["batches"] == "warn", "it has no tap"
+        refused(midstream("--fleet", fleet, "--compare", "r", "--with", "h100x8"), 2, "r is of script")
         run.kill()
         run.wait(lambda run: not run.running, "the driver's end")
         assert theirs.poll() is None, "a trainer that a user has started outlives its driver"

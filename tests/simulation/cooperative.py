@@ -46,18 +46,23 @@ class Event:
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        end = None if timeout is None else SCHEDULER.now + (max(timeout, QUANTUM) if timeout > 0 else timeout)
+        if timeout is None:
+            return self.wait_until(None)
+        if not timeout and not self._set:
+            SCHEDULER.give_way()
+            return self._set
+        return self.wait_until(SCHEDULER.now + (max(timeout, QUANTUM) if timeout > 0 else timeout))
+
+    def wait_until(self, end: float | None) -> bool:
+        """Wait until a virtual time."""
         while not self._set:
             left = None if end is None else end - SCHEDULER.now
             if left is not None and left <= 0:
-                if timeout:
-                    return False
-                SCHEDULER.give_way()
-                return self._set
+                return False
             task = SCHEDULER.current
             assert task is not None
             self._waiting.append(task)
-            SCHEDULER.park(left)
+            SCHEDULER.park_until(None if left is None else SCHEDULER.now + left)
             if task in self._waiting:
                 self._waiting.remove(task)
         return True

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulation.machines import present
+from simulation.operating_system import READING
 from simulation.scheduler import SCHEDULER
 
 WRITE_BACK = 60.0  # seconds
@@ -211,9 +212,10 @@ def _opened(path: Any, flags: int, *rest: Any, **given: Any) -> int:
 
 
 def _opened_file(file: Any, mode: str = "r", *rest: Any, **given: Any) -> Any:
-    writes = bool(set("wax+") & set(mode)) and not isinstance(file, int)
+    if mode in READING or isinstance(file, int) or not set("wax+") & set(mode):
+        return _open_file(file, mode, *rest, **given)
     path = str(file)
-    disk = _disk(path) if writes else None
+    disk = _disk(path)
     if disk is None:
         return _open_file(file, mode, *rest, **given)
     existed, size = _size(path)

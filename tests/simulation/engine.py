@@ -16,7 +16,6 @@ from midstream_core import records
 from midstream_core.attempt import save_fence
 from midstream_core.attempt.earlier_process import running_earlier
 from midstream_core.attempt.errors import CheckpointError, FencedError
-from midstream_core.attempt.status_file import StatusFile
 from midstream_engine.attempt.take_start import take_start
 from midstream_engine.checkpoint.saving.retention import Retention
 from midstream_engine.checkpoint.stores import bucket_fence
@@ -30,6 +29,7 @@ from simulation.history import HISTORY, Commit, Start
 from simulation.machines import present
 from simulation.scheduler import SCHEDULER
 from simulation.standby import Standby
+from simulation.unseen import EngineStatus, unseen_ends
 
 SAVE_INTERVAL = 60.0  # seconds
 STEPS = 100_000
@@ -43,7 +43,7 @@ class Engine(Standby):
         if refused := running_earlier(self.files.status(0), 5.0):
             print(refused)
             return 1
-        self.status = StatusFile(
+        self.status = EngineStatus(
             self.files.status(0), run_id=self.paths.run_id, attempt=self.attempt.number,
             epoch=self.attempt.first_epoch, num_train_steps=STEPS, processes=self._processes,
             host=os.environ.get("MIDSTREAM_HOST", ""),
@@ -109,7 +109,10 @@ class Engine(Standby):
         self.status.update(state=records.TRAINING, step=self._step)
         HISTORY.training[self._process] = self.attempt.epoch
         HISTORY.starts.append(Start(self._process.machine.name, self.attempt.epoch, self.attempt.start, self._restored))
-        saved_at = time.monotonic()
+        saved_at, clock = time.monotonic(), self._process.clock
+        task = SCHEDULER.current
+        assert task is not None
+        task.background = True
         for row in rows:
             metrics.write(row)
         try:
@@ -133,11 +136,15 @@ class Engine(Standby):
                     saved_at = time.monotonic()
                     if self._try_save(metrics):
                         self._prune(retention)
-                time.sleep(STEP)
-                metrics.write(self._row())
-                self._step += 1
+                # Where nobody looks, all updates until the next save are one.
+                ends = unseen_ends(STEP, lambda at, since=saved_at: clock.monotonic(at) - since >= SAVE_INTERVAL)
+                SCHEDULER.park_until(ends[-1])
+                for at in ends:
+                    metrics.write(self._row(now=at))
+                    self._step += 1
                 self.status.update(step=self._step)
         finally:
+            task.background = False
             HISTORY.training.pop(self._process, None)
             metrics.close()
 

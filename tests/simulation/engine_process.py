@@ -1,4 +1,4 @@
-"""What an engine and a standby have in common: their attempt, its commands, and how they restore a checkpoint."""
+"""Base of an engine and a standby: their attempt, its commands, and the restore of a checkpoint."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ class EngineProcess:
         self.status.update(checkpoint=name, root_digest=digest, step=self._step)
         return name, digest
 
-    def _row(self, seconds: float = STEP) -> dict[str, Any]:
+    def _row(self, seconds: float = STEP, now: float | None = None) -> dict[str, Any]:
         return {
             "global_step": self._step, "train/loss": loss_of(self._step), "attempt": self.attempt.number,
-            "time": time.time(), "throughput/duration": seconds, "batch_digest": batch_digest(self._step),
+            "time": self._process.clock.wall(now), "throughput/duration": seconds,
+            "batch_digest": batch_digest(self._step),
         }  # fmt: skip

@@ -33,6 +33,24 @@ FOUND = (
     _found(3000180, "liar", "warm", "bucket", "44:snapshot target:60,54:reboot operator"),
     # A migration of a run that had failed was rolled back, and no line said how to start the run again.
     _found(0, "guard", "cold", "bucket", "29:crash source:700,44:snapshot target:60,75:crash source:4000"),
+    # A power cut took the rows of a replica: what was missing was held against the target, and its steps given up.
+    _found(3000076, "and back", "live", "disk", "30:request lost,127:crash target:5"),
+    # A copied journal stayed open: the bucket had no sealed checkpoint any more, as the migration was completed.
+    _found(2600028, "copied state", "warm", "bucket without conditions", "37:kill process,77:request lost"),
+    # The sealed source was restored from before the seal: the rollback had "nothing to undo", and no one owned the run.
+    _found(5000015, "roll back", "cold", "disk", "18:snapshot source:60,44:cut both:700,76:kill before line"),
+    # The target lost all that it had, after the migration: it was started for ever, though the source has a state.
+    _found(5300021, "patient", "cold", "disk", "45:crash source:4000,81:snapshot target:700"),
+    # A start was watched whose attempt a restored disk had taken: "does not answer", and no command.
+    _found(5301240, "roll back", "cold", "bucket", "5:crash source:5,29:snapshot source:5,40:crash source:5"),
+    # The source was restored from before its rehearsal's checkpoint, and sealed at an earlier step.
+    _found(5301178, "liar", "warm", "group", "13:snapshot source:60,52:reboot operator,114:kill process"),
+    # A stop of a job that had ended had no command.
+    _found(5300356, "and back", "cold", "cluster", "12:kill before line,19:snapshot target:4000,83:preempt jobs"),
+    # A source restored from before the migration's lock was sealed by it, and then refused the lock: it moved on.
+    _found(84, "migrate", "live", "disk", "84:snapshot source:5"),
+    # A sealed source was restored, with the lock: the rollback started it while the target trained on.
+    _found(5400524, "roll back", "warm", "group", "89:snapshot source:5"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

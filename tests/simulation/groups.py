@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from midstream_core import records
 from midstream_core.attempt.errors import CheckpointError
-from midstream_core.attempt.status_file import StatusFile
 from simulation.machines import SimulatedProcess, present
 from simulation.scheduler import SCHEDULER
+from simulation.unseen import EngineStatus, unseen_ends
 
 MEETING = 300.0  # seconds until all processes of an attempt have to be there
 PEER_TIMEOUT = 30.0  # seconds until a process ends after another one of its attempt
@@ -69,7 +69,7 @@ class Peers:
 def follow(rank: int, number: int, directory: str, run_id: str) -> int:
     """Do what the first process does, as the present process; return the exit code."""
     files = records.AttemptPaths(directory)
-    status = StatusFile(
+    status = EngineStatus(
         files.status(rank), run_id=run_id, attempt=int(os.environ["MIDSTREAM_ATTEMPT"]),
         epoch=int(os.environ.get("MIDSTREAM_EPOCH", "1")), num_train_steps=0, process=rank, processes=number,
         host=os.environ.get("MIDSTREAM_HOST", ""),
@@ -78,6 +78,8 @@ def follow(rank: int, number: int, directory: str, run_id: str) -> int:
     state = records.FAILED
     try:
         peers.meet()
+        assert SCHEDULER.current is not None
+        SCHEDULER.current.background = True
         while True:
             first = records.Status.read_or_none(files.status(0))
             if first is not None and first.state in records.ENDED:
@@ -86,7 +88,7 @@ def follow(rank: int, number: int, directory: str, run_id: str) -> int:
             if first is not None:
                 status.update(state=first.state, step=first.step, epoch=first.epoch, start=first.start)
             peers.check()
-            time.sleep(2.0)
+            SCHEDULER.park_until(unseen_ends(2.0)[-1])
     except (CheckpointError, records.RecordError, OSError) as error:
         print(error, flush=True)
         status.update(message=str(error))

@@ -39,6 +39,7 @@ class History:
     """Events that really happened. No program under test reads them."""
 
     commits: list[Commit] = field(default_factory=list)
+    lost: list[Commit] = field(default_factory=list)  # that no machine has any more
     starts: list[Start] = field(default_factory=list)
     training: dict[SimulatedProcess, int] = field(default_factory=dict)  # process -> epoch
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
@@ -55,6 +56,7 @@ class History:
         """Forget everything."""
         groups.ATTEMPTS.clear()
         self.commits.clear()
+        self.lost.clear()
         self.starts.clear()
         self.training.clear()
         self.seals.clear()

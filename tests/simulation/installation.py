@@ -24,7 +24,7 @@ from midstream_core.attempt import status_file
 from midstream_core.object_store import open_bucket
 from midstream_host.machine import environments, inventory
 from midstream_host.runs import process_start, record_repair, slurm
-from simulation import buckets, clusters, copies, engine, groups, hardware, links, operating_system, pace
+from simulation import buckets, clusters, copies, engine, groups, hardware, links, operating_system, pace, unseen
 from simulation.machines import SimulatedProcess, present
 from simulation.operating_system import replace_everywhere
 from simulation.scheduler import SCHEDULER
@@ -130,6 +130,7 @@ def install() -> None:
     operating_system.install_identities()
     hardware.install()
     pace.install()
+    unseen.install()
     replace_everywhere(host_pool.open_host, _open_host)
     replace_everywhere(
         open_bucket.open_bucket, lambda url, access=None: buckets.Client(url, lambda: WORLDS[-1].bucket_here())

@@ -17,7 +17,7 @@ class BrokenError(AssertionError):
     """An invariant does not hold."""
 
 
-def check_commits(commits: list[Commit], consents: list[int]) -> None:
+def check_commits(world: World, commits: list[Commit], consents: list[int]) -> None:
     """Check that the commits form one line.
 
     A start commits only while no newer start has committed, each start continues the newest commit before it, and no
@@ -34,15 +34,20 @@ def check_commits(commits: list[Commit], consents: list[int]) -> None:
             if after.step <= before.step:
                 raise BrokenError(f"a step was committed twice: {before} {after}")
         elif (
-            after.restored < before.step and after.restored not in consents and not (ANY in consents and _sealed(after))
+            after.restored < before.step
+            and after.restored not in consents
+            and not (ANY in consents and _sealed(world, after))
         ):
             raise BrokenError(
                 f"steps {after.restored} to {before.step} were given up without consent: {before} {after}"
             )
 
 
-def _sealed(commit: Commit) -> bool:
-    return any(entry[4] == commit.restored for entry in HISTORY.seals)
+def _sealed(world: World, commit: Commit) -> bool:
+    """Return whether a run was sealed at the step that a commit's engine has restored: by an engine, or without one."""
+    fences = filter(None, map(world.fence, world.machines))
+    steps = [seal["step"] for fence in fences for seal in fence.seals]
+    return commit.restored in steps or any(entry[4] == commit.restored for entry in HISTORY.seals)
 
 
 def check_certificates(world: World, state: str = "state") -> None:
@@ -52,7 +57,7 @@ def check_certificates(world: World, state: str = "state") -> None:
         if not certificate["valid"]:
             continue
         step, digest = certificate["step"], certificate["root_digest"]
-        saved = [commit for commit in HISTORY.commits if commit.step == step]
+        saved = [commit for commit in (*HISTORY.commits, *HISTORY.lost) if commit.step == step]
         if digest not in {commit.root_digest for commit in saved}:
             raise BrokenError(f"{path} certifies step {step} with root digest {digest}, which no engine has saved")
         begun = [start for start in HISTORY.starts if start.epoch == certificate["epoch"]]

@@ -272,7 +272,7 @@ def own_full_disk_rolls_back() -> None:
 def failure_gives_up_steps() -> None:
     """A source that was away for five seconds after the target had started gave up the target's steps."""
     replace_everywhere(executor._may_go_on, lambda migration: False)
-    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  no kind of it is recognized
+    executor.HostError = MidstreamError  # type: ignore[misc, assignment]  lost connections are like other errors
 
 
 @known
@@ -324,7 +324,7 @@ def accounting_comes_first() -> None:
 
     def run(argv: Any, *given: Any, **named: Any) -> str:
         if argv[0] == "squeue" and "--jobs" in argv:
-            raise slurm_commands.MissingError("squeue: No such file or directory")
+            raise slurm_commands.MissingError("squeue: unreachable")
         return real(argv, *given, **named)
 
     replace_everywhere(real, run)

@@ -14,6 +14,7 @@ from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, Completed, P, Process, R
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.remote_call import Job
+from midstream_host.machine import probe
 from simulation.machines import Machine, Pipe, SimulatedProcess, present
 from simulation.scheduler import SCHEDULER
 
@@ -188,6 +189,7 @@ class SimulatedProgram:
         job = json.loads(line)
         process = SimulatedProcess(self._machine, lambda: self._run(job), job["function"], output=self.output.write)
         process.stdin = self.input
+        process.looks = job["function"] == "main" and job["module"] == probe.__name__
         self.process = process
 
         def watch() -> None:

@@ -84,11 +84,24 @@ class MachineClock:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
 
-    def wall(self) -> float:
-        return BEGIN + SCHEDULER.now * self._machine.rate + self._machine.ahead
+    def wall(self, now: float | None = None) -> float:
+        now = SCHEDULER.now if now is None else now
+        return BEGIN + now * self._machine.rate + self._machine.ahead
 
-    def monotonic(self) -> float:
-        return (SCHEDULER.now - self._machine.booted) * self._machine.rate + 1000.0
+    def monotonic(self, now: float | None = None) -> float:
+        now = SCHEDULER.now if now is None else now
+        return (now - self._machine.booted) * self._machine.rate + 1000.0
+
+
+@dataclass
+class Activity:
+    """Number of times that programs other than probes have worked on a root.
+
+    ``timed``: what is read there changes with time, too.
+    """
+
+    count: int = 0
+    timed: bool = False
 
 
 @dataclass
@@ -105,6 +118,7 @@ class Machine:
     boots: int = 1
     booted: float = 0.0  # virtual seconds
     processes: dict[int, SimulatedProcess] = field(default_factory=dict)
+    activity: Activity = field(default_factory=Activity)  # one of the machines that share a root
     clock: MachineClock = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +171,7 @@ class SimulatedProcess:
         self.handlers: dict[int, Any] = {}
         self.ended = Event()
         self.exit_code: int | None = None
+        self.looks = False  # it writes nothing
         self.hung = False  # whether it was frozen once: others cannot know that it goes on
         self.held: list[Task] | None = None  # tasks that became ready while it is frozen; None: it is not
         self.after_save: Callable[[], None] | None = None  # of an engine: strikes once, after its next save
@@ -180,6 +195,10 @@ class SimulatedProcess:
         os.environ._data = self.environment  # type: ignore[attr-defined]
         sys.stdout, sys.stderr, sys.argv = self.stdout, self.stderr, self.argv
 
+    def worked(self) -> None:
+        if not self.looks:
+            self.machine.activity.count += 1
+
     def _main(self) -> None:
         code = 0
         try:
@@ -199,6 +218,7 @@ class SimulatedProcess:
         if self.exit_code is not None:
             return
         self.exit_code = code
+        self.machine.activity.count += 1
         self.machine.processes.pop(self.pid, None)
         for descriptor in self._locks:
             _real_flock(descriptor, fcntl.LOCK_UN)

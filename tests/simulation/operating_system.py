@@ -1,4 +1,4 @@
-"""What programs read of the operating system, in place of the real one: that of the simulated machine.
+"""The operating system of simulated machines, in place of the real one.
 
 `install` replaces pids, signals, locks, the environment and standard streams in the standard library;
 `install_identities` replaces what `midstream_core` reads from ``/proc``.
@@ -23,6 +23,7 @@ from simulation.machines import SimulatedProcess, present
 from simulation.scheduler import BEGIN, SCHEDULER
 
 _real_flock, _real_read, _real_select, _real_close = fcntl.flock, os.read, select.select, os.close
+READING = ("r", "rb", "rt")
 _real_open, _real_open_file, _real_mkdir = os.open, open, os.mkdir
 
 
@@ -33,8 +34,7 @@ def _required() -> SimulatedProcess:
 
 
 def _read(descriptor: int, size: int) -> bytes:
-    process = present()
-    if descriptor or process is None:
+    if descriptor or (process := present()) is None:
         return _real_read(descriptor, size)
     if process.stdin is None:
         return b""
@@ -111,7 +111,7 @@ def _open(path: Any, flags: int, *rest: Any, **given: Any) -> int:
 
 
 def _open_file(file: Any, mode: str = "r", *rest: Any, **given: Any) -> Any:
-    if set("wax") & set(mode):
+    if mode not in READING and set("wax") & set(mode):
         _check_space(file)
     return _real_open_file(file, mode, *rest, **given)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from simulation.world import RUN, World
 ATTEMPTS = 14  # commands that an operator gives until the run is somewhere
 ENDED = ("completed", "rolled back", "moved on")
 PATIENCE = 2  # times that a command is given before one that gives up steps
+OLDER = re.compile(r"shows step (\d+) of .*later steps would be given up")
 UNCHANGED = (2, 3)  # exit codes of commands that refused, and changed nothing
 STATES = ("state", "state.copied")
 
@@ -66,6 +68,7 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
         healthy, struck = world.healthy(), len(world.struck)
         world.wait(world.command(*hints.agreed(command), state=state))
         vain[f"{state} {hints.line(command)}"] += healthy and not world.troubled and len(world.struck) == struck
+        consents += map(int, OLDER.findall("\n".join(text for _, _, text in world.said)))
     raise BrokenError(f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {is_open(world)}")
 
 
@@ -90,6 +93,6 @@ def _next(world: World, given: Counter[str], vain: Counter[str]) -> tuple[str, l
     if unfinished:
         return unfinished, ["--continue", migrations(world, unfinished)[-1]]
     named = hints.COMMAND.search(hints.last_message(text))  # one that shows the reason, such as a log
-    if code > 0 and code not in UNCHANGED and named is None and not world.troubled:
+    if code > 0 and code not in UNCHANGED and named is None and not (world.troubled or world.trained):
         raise BrokenError(f"a command printed no line that brings the run on: {world.said[-1]}")
     return "state", ["--restart", RUN]

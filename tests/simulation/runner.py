@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
 
-from simulation import faults, installation
+from simulation import faults, installation, unseen
 from simulation.machines import REAL_EXIT
 from simulation.scheduler import REAL_CLOCK
 from simulation.schedules import CALLS, CLUSTER, GROUP, MODES, Outcome, Schedule, run_schedule
@@ -225,6 +225,11 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--summary", type=Path, default=Path("simulation-night.md"), help="file of --night")
     flags.add_argument("--core-seconds", type=float, default=300.0, help="limit for each fault of --known-all")
     flags.add_argument(
+        "--each-update",
+        action="store_true",
+        help="leave out nothing that nobody sees; the story is the same",
+    )
+    flags.add_argument(
         "--results",
         type=Path,
         help="file of JSON lines: schedules that it has are not run again, the others in any order",
@@ -252,6 +257,8 @@ def main() -> int:
         first, end, options.show = options.seed, options.seed + 1, True
     directory = tempfile.mkdtemp(prefix="midstream-simulation-", dir="/dev/shm") + "/world"
     installation.install()
+    if options.each_update:
+        unseen.leave_out_nothing()
     warm(directory)
     if options.known:
         from simulation.known_faults import KNOWN

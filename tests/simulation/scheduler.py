@@ -36,6 +36,10 @@ class Owner(Protocol):
         """Make this process's environment the present one."""
         ...
 
+    def worked(self) -> None:
+        """Note that a task of this process runs."""
+        ...
+
 
 class Task:
     """A thread of execution. ``owner`` is its process; None: the simulation itself."""
@@ -44,6 +48,7 @@ class Task:
         self.owner, self.name = owner, name
         self.ended = False
         self.abandoned = False  # its process was killed: it never runs again
+        self.background = False  # what it does is seen by tasks that are not in the background alone
         self.parked = 0  # number of the present wait; a deadline of an earlier wait does not count
         self.waiting = False
         self.timed_out = False
@@ -72,6 +77,9 @@ class Scheduler:
         self._deadlines: list[tuple[float, int, Task, int]] = []
         self._numbers = itertools.count()
         self._entered: Owner | None = None
+        self.outside = 0  # times that the simulation itself has acted
+        self.watched_always = False
+        self._watched = False  # the condition of `run` looks at what tasks in the background do
         self.leave: Callable[[], None] = lambda: None  # restores the simulation's own environment
 
     def reset(self, seed: int) -> None:
@@ -88,11 +96,13 @@ class Scheduler:
         self._ready.append(task)
         return task
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Run tasks until the condition holds.
+    def run(self, until: Callable[[], bool], *, watched: bool = False) -> None:
+        """Run tasks until the condition holds. ``watched``: it looks at what tasks in the background do.
 
         Raises EndlessWaitError where it never will, and what a task of the simulation itself has raised.
         """
+        self._watched = watched or self.watched_always
+        self.outside += 1
         try:
             while not until():
                 if not self._ready:
@@ -110,6 +120,10 @@ class Scheduler:
 
     def _switch(self, task: Task) -> None:
         self.current = task
+        if task.owner is None:
+            self.outside += 1
+        else:
+            task.owner.worked()
         if task.owner is not None and task.owner is not self._entered:
             task.owner.enter()
             self._entered = task.owner
@@ -130,15 +144,30 @@ class Scheduler:
                 return
         raise EndlessWaitError("every task waits for another one")
 
+    def unseen_until(self) -> float:
+        """Return when the next task runs that is not in the background; now, where one may run or look at once."""
+        if self._watched or self._ready:
+            return self.now
+        others = (
+            at
+            for at, _, task, parked in self._deadlines
+            if not task.background and task.waiting and task.parked == parked and not task.abandoned
+        )
+        return min(others, default=self.now)
+
     def park(self, seconds: float | None) -> bool:
         """Wait until `wake`, at most ``seconds``. Return whether it was woken."""
+        return self.park_until(None if seconds is None else self.now + max(0.0, seconds))
+
+    def park_until(self, at: float | None) -> bool:
+        """Wait until `wake`, at most until a time. Return whether it was woken."""
         task = self.current
         if task is None:
             raise AssertionError("the simulation itself cannot wait")
         task.parked += 1
         task.waiting, task.timed_out = True, False
-        if seconds is not None:
-            heapq.heappush(self._deadlines, (self.now + max(0.0, seconds), next(self._numbers), task, task.parked))
+        if at is not None:
+            heapq.heappush(self._deadlines, (at, next(self._numbers), task, task.parked))
         self.greenlet.switch()
         return not task.timed_out
 

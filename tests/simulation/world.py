@@ -46,6 +46,7 @@ class World:
     said: list[tuple[str, int, str]] = field(default_factory=list)  # command, exit code, output
     answered: list[SimulatedProcess] = field(default_factory=list)  # the commands' processes
     troubled: bool = False  # whether a machine or link failed when the newest command ended
+    trained: bool = False  # whether the run trained then
     struck: list[str] = field(default_factory=list)  # faults that have happened
     restored: bool = False  # whether a root was put back
     journal_lines: int = 0
@@ -69,6 +70,9 @@ class World:
             states = (os.path.join(self.directory, "state"),) if name == "operator" else ()
             machine.disk = Disk((path, *states), kept)
             machine.disk.random.seed(f"disk {self.seed} {name}")
+            if name in (*PAIR, *clusters.NODES) and name != PAIR[0]:
+                machine.activity = self.machines[PAIR[0]].activity
+            machine.activity.timed |= self.cluster is not None
             machine.ahead, machine.rate = self.dice.choice(AHEAD), 1.0 + self.dice.choice((0.0, 2e-4, -2e-4))
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
@@ -123,7 +127,7 @@ class World:
             code = process.exit_code if process.exit_code is not None else -1
             self.said.append((shlex.join(words), code, bytes(output).decode() + process.errors.decode()))
             self.answered.append(process)
-            self.troubled = not self.healthy()
+            self.troubled, self.trained = not self.healthy(), len(self.trains()) == 1
 
         SCHEDULER.start(note, None, "note")
         return process
@@ -148,7 +152,7 @@ class World:
         }  # fmt: skip
         process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
         records.write_json(paths.attempt(1).launched(0), {**identity_of(process).to_json(), "argv": ["train"]})
-        self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps)
+        self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps, watched=True)
 
     def keep_root(self, host: str) -> str:
         """Copy a host's root, as a snapshot does; return where the copy is."""
@@ -166,7 +170,7 @@ class World:
             shutil.copytree(kept, self.root(host))
         commits, count = HISTORY.commits, 0
         while commits and not any(self._has(name, commits[-1]) for name in self.machines):
-            commits.pop()
+            HISTORY.lost.append(commits.pop())
             count += 1
         return count
 
@@ -214,20 +218,27 @@ class World:
         return digests
 
     def status(self, host: str) -> records.Status | None:
-        """Return the newest attempt's status on a host, as its file says."""
+        """Return the newest attempt's status on a host, as its file says; None if it is damaged."""
         try:
             numbers = sorted(int(name) for name in os.listdir(self.paths(host).attempts) if name.isdecimal())
         except FileNotFoundError:
             return None
-        found = [records.Status.read_or_none(self.paths(host).attempt(number).status(0)) for number in numbers]
-        return next((status for status in reversed(found) if status is not None), None)
+        for number in reversed(numbers):
+            try:
+                if status := records.Status.read_or_none(self.paths(host).attempt(number).status(0)):
+                    return status
+            except records.DamagedRecordError:
+                return None
+        return None
 
     def fence(self, host: str) -> records.Fence | None:
         return records.Fence.read_or_none(self.paths(host).fence)
 
     def trains(self) -> list[str]:
         """Return the machines on which an engine trains."""
-        return [process.machine.name for process in HISTORY.training if process.exit_code is None]
+        return [
+            process.machine.name for process in HISTORY.training if process.exit_code is None and process.held is None
+        ]
 
     def note_completed(self, migration: str, directory: Path) -> None:
         """Note a migration that ends as completed while the newest fence names another owner than its target."""
@@ -242,7 +253,8 @@ class World:
 
     def healthy(self) -> bool:
         """Return whether every machine is up, can be reached, and has space on its disk."""
-        return not self.network.cut and all(machine.up and not machine.full for machine in self.machines.values())
+        stored = self.bucket is None or self.bucket.reachable
+        return stored and not self.network.cut and all(one.up and not one.full for one in self.machines.values())
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""
@@ -250,9 +262,9 @@ class World:
         _, code, text = self.said[self.answered.index(command)]
         return code, text
 
-    def run_until(self, reached: Callable[[], bool]) -> None:
-        """Let the world go on until the condition holds."""
-        SCHEDULER.run(reached)
+    def run_until(self, reached: Callable[[], bool], *, watched: bool = False) -> None:
+        """Let the world go on until the condition holds. ``watched``: it looks at what engines write."""
+        SCHEDULER.run(reached, watched=watched)
 
     def run_for(self, seconds: float) -> None:
         """Let the world go on for some virtual seconds."""

@@ -74,6 +74,9 @@ OPERATIONS = (
         "charts.chart_file:write_chart",
     ),
     Operation("system metrics", "--metrics --system", "fleet:curves", "watch.system_metrics:"),
+    Operation(
+        "label", "--label --name --tags --note --undo", "fleet:edit run:edit fleet:undo run:undo", "listing.labels:edit"
+    ),
     Operation("fleet file", "--init", "fleet:add_hosts", reason="--init writes a new one; a adds hosts to it"),
     # ------------------------------------------------------------------------------------- the command line alone
     Operation("guard", "--guard --tries --guard-lead", reason="it runs as long as the run, without a screen"),
@@ -100,10 +103,6 @@ OPERATIONS = (
         reason="they are about the form of a command line and of its output",
     ),
     # -------------------------------------------------------------------------------------- the terminal UI alone
-    Operation(
-        "label", keys="fleet:edit run:edit fleet:undo run:undo",
-        reason="names, tags and notes are of this machine's lists; --columns and --filter read them",
-    ),
     Operation("shell", keys="fleet:shell", reason="ssh HOST opens one"),
     Operation(
         "copy", keys="run:copy wizard:copy launch:copy migration:copy slices:copy costs:copy leftovers:copy "

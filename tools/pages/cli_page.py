@@ -15,7 +15,7 @@ LINKS = {
     "--cost": "costs.md",
     "--filter": "filters.md",
     "--migrate": "../how-to/migrate.md",
-    "--guard": "../how-to/migrate.md#migrate-automatically-when-the-machine-is-lost",
+    "--guard": "../how-to/guard.md#migrate-automatically-when-the-machine-is-lost",
     "--continue": "../how-to/recover.md",
     "--repair": "recovery.md#a-record-of-a-run-is-damaged",
     "--mode": "../how-to/migrate.md#choose-a-mode",

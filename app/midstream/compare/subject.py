@@ -31,7 +31,8 @@ from midstream.migrate.planning.progress import pace_of
 from midstream.watch.snapshot import RunView
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
-from midstream_core.json_types import LoggedRow
+from midstream_core.json_types import JsonValue, LoggedRow
+from midstream_host.driver.run_file import is_run_file
 
 FLAG = "--data.tokenizer"
 VOCAB = "vocab"  # the axis of an array with the tokens of the vocabulary
@@ -72,6 +73,7 @@ def of_config(path: str | Path, overrides: Sequence[str]) -> Subject:
         UsageError: It cannot be read, or its tokenizer is not on this machine.
     """
     text = read_config(path)
+    _refuse_trainer(str(path), yaml.safe_load(text))
     flags = engine_flags(tuple(overrides))
     name = flags.get(FLAG.removeprefix("--"), config_section(text, "data").get("tokenizer"))
     size = None if name is None or _by_size(str(name)) else vocabulary_of_file(str(name), config_path(path))
@@ -119,6 +121,7 @@ def of_run(hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
         raise UsageError(f"run {run.run_id} on {run.host} has never started", "compare its config instead")
     source = hosts.get(run.host)
     text, config = source_config.read_config(source, run.run_id)
+    _refuse_trainer(run.run_id, config)
     flags = engine_flags(tuple(overrides))
     name = str(flags.get(FLAG.removeprefix("--"), section(config, "data").get("tokenizer")))
     arrays, size = _newest_state(hosts, run)
@@ -141,6 +144,14 @@ def of_run(hosts: HostPool, run: RunView, overrides: Sequence[str]) -> Subject:
         price_of_target(hosts.fleet, target), size or run.status.state_bytes, kinds, run.curve,
     )  # fmt: skip
     return Subject(run.run_id, text, (*overrides, *more), present)
+
+
+def _refuse_trainer(name: str, config: JsonValue) -> None:
+    if isinstance(config, dict) and is_run_file(config):
+        raise UsageError(
+            f"{name} is of {config['trainer']}: only programs of midstream's engine can be compiled",
+            "midstream --migrate RUN --to TARGET --dry-run has the estimate of a migration",
+        )
 
 
 def _newest_state(hosts: HostPool, run: RunView) -> tuple[Sequence[records.ArrayEntry], int]:

@@ -53,6 +53,9 @@ class _FleetFile:
     notify: list[NotifyConfig] = field(default_factory=list)
 
 
+_PARSED: dict[tuple[str, str], Fleet] = {}  # by path and text: one command reads its file several times
+
+
 def load_fleet(path: str | Path | None = None) -> Fleet:
     """Load a fleet file.
 
@@ -67,7 +70,13 @@ def load_fleet(path: str | Path | None = None) -> Fleet:
         raise UsageError(f"no fleet file at {file}", f"{init}; midstream --demo needs none") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
-    return parse_fleet(text, str(file))
+    key = str(file), text
+    if key not in _PARSED:
+        fleet = parse_fleet(text, str(file))
+        if fleet.has_pods:  # manifests beside the file may have changed
+            return fleet
+        _PARSED[key] = fleet
+    return _PARSED[key]
 
 
 def parse_fleet(text: str, path: str = "") -> Fleet:

@@ -26,6 +26,7 @@ _MODULES = {
     "init_run": "adopt_run",
     "is_config": "compare_accelerators",
     "is_migration": "verify_migration",
+    "label": "label_run",
     "launch": "launch_and_stop",
     "log": "metrics_and_log",
     "metrics": "metrics_and_log",

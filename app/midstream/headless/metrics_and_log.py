@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from midstream.charts.chart import Chart
     from midstream.fleet.fleet import Fleet
-    from midstream.listing.linear_pattern import LinearPattern
     from midstream.operations.run_log import AttemptEnd
+    from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView
 
 
@@ -101,14 +101,14 @@ def log(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
 
     if options.follow and options.search is not None:
         raise UsageError("--follow and --search exclude each other", "midstream --log RUN --follow | grep WORD")
-    pattern = _pattern(options.search) if options.search is not None else None  # before any host is connected
+    query = _query(options.search) if options.search is not None else None  # before any host is connected
     hosts = HostPool(fleet)
     try:
         run_log = find_log(hosts, options.log, options.process)
         if options.follow:
             print_followed(run_log.run, run_log.follow(), output)
-        elif pattern is not None:
-            _print_matches(run_log, pattern, output)
+        elif query is not None:
+            _print_matches(run_log, query, output)
         else:
             for line in run_log.lines():
                 output.event(_line_event(run_log.run, line), [line.removesuffix("\r")])
@@ -135,19 +135,19 @@ def _line_event(run: RunView, line: str, number: int | None = None) -> LogEvent:
     return LogEvent(run=run.run_id, attempt=run.attempt, line=line, number=number)
 
 
-def _pattern(text: str) -> LinearPattern:
-    from midstream.listing.linear_pattern import LinearPattern, PatternError
+def _query(text: str) -> LogQuery:
+    from midstream.watch.log_query import SYNTAX, LogQuery
 
-    try:
-        return LinearPattern(text)
-    except PatternError as error:
-        raise UsageError(f"--search, column {error.position + 1}: {error}") from error
+    query = LogQuery.parse(text)
+    if not (query.words or query.excluded):
+        raise UsageError("--search has no word", SYNTAX)
+    return query
 
 
-def _print_matches(log: RunLog, pattern: LinearPattern, output: Output) -> None:
+def _print_matches(log: RunLog, query: LogQuery, output: Output) -> None:
     """Print the lines that match, with their numbers, then the counts of both."""
     matches = 0
-    for event in log.matches(pattern):
+    for event in log.matches(query):
         if isinstance(event, LogMatch):
             matches += 1
             output.event(_line_event(log.run, event.line, event.number), [f"{event.number}: {event.text}"])

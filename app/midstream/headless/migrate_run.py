@@ -115,7 +115,7 @@ def resume(options: argparse.Namespace, output: Output) -> int:
                 hint = "a live migration can only continue as a warm one"
                 raise UsageError(f"--continue with --mode {options.mode}", hint)
             migration_process.switch_to_warm(directory.migration)
-        migration_process.continue_(directory.migration)
+        migration_process.continue_(directory.migration, agreed=options.yes)
         return follow(directory.migration, output, offset, verbose=options.verbose)
     directory = migration_directory.MigrationDirectory.find(options.rollback)
     view = migration_process.readable(directory)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
 
 LOOPBACK = "127.0.0.1"
+COSTS_INTERVAL = 60.0  # seconds between two readings of what runs have cost
 
 
 def serve_metrics(
@@ -22,9 +23,12 @@ def serve_metrics(
     """Serve until Ctrl-C, or until ``stop`` is set."""
     from prometheus_client import CollectorRegistry, start_http_server
 
+    from midstream.costs.collect import collect
     from midstream.hosts.host_pool import HostPool
+    from midstream.listing.fleet_facts import FleetFacts
     from midstream.listing.prometheus_metrics import CachedMigrations, FleetMetrics
     from midstream.migrate.journal.migration_directory import list_migrations
+    from midstream.operations.fleet_facts import ALL_TIME, costs_of
     from midstream.watch.watcher import Watcher
 
     text, address = options.serve_metrics, options.bind or LOOPBACK
@@ -33,9 +37,9 @@ def serve_metrics(
         raise UsageError(f"--serve-metrics {text!r}", "a port from 1 to 65535; 0: any free one")
     hosts = HostPool(fleet)
     watch = Watcher(fleet, hosts)
-    registry = CollectorRegistry()
+    registry, facts, stop = CollectorRegistry(), FleetFacts(), stop or threading.Event()
     try:
-        registry.register(FleetMetrics(watch.snapshot, CachedMigrations(lambda: list_migrations(fleet))))
+        registry.register(FleetMetrics(watch.snapshot, CachedMigrations(lambda: list_migrations(fleet)), facts))
         try:
             server, thread = start_http_server(port, address, registry)
         except OSError as error:
@@ -47,7 +51,10 @@ def serve_metrics(
         try:
             where = f"http://{address}:{server.server_port}/metrics"
             output.event(ServingEvent(url=where), f"serving {where} until Ctrl-C")
-            (stop or threading.Event()).wait()
+            while True:
+                facts.set_costs(costs_of(collect(hosts, ALL_TIME)))
+                if stop.wait(COSTS_INTERVAL):
+                    break
         finally:
             server.shutdown()
             server.server_close()

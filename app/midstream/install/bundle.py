@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,18 +50,27 @@ def build_bundle(directory: Path | None = None) -> Bundle:
     directory = directory or packages_directory()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path in sorted(path for name in PACKAGES for path in (directory / name).rglob("*")):
-            relative = path.relative_to(directory)
-            hidden = any(name.startswith(".") or name == "__pycache__" for name in relative.parts)
-            if hidden or not path.is_file() or path.suffix == ".pyc":
-                continue
-            member = tarfile.TarInfo(relative.as_posix())
+        for path in _files(directory):
+            member = tarfile.TarInfo(path.relative_to(directory).as_posix())
             content = path.read_bytes()
             member.size = len(content)
             member.mode = 0o644
             archive.addfile(member, io.BytesIO(content))
     tar = buffer.getvalue()
     return Bundle(hashlib.sha256(tar).hexdigest(), tar)
+
+
+def engine_bytes() -> int:
+    """Return the size of the engine's packages of this installation, in bytes."""
+    return sum(path.stat().st_size for path in _files(packages_directory()))
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for path in sorted(path for name in PACKAGES for path in (directory / name).rglob("*")):
+        relative = path.relative_to(directory)
+        hidden = any(name.startswith(".") or name == "__pycache__" for name in relative.parts)
+        if not hidden and path.is_file() and path.suffix != ".pyc":
+            yield path
 
 
 def install_engine(host: Host, bundle: Bundle | None = None) -> EngineInstall:

@@ -125,6 +125,13 @@ class RecheckResult(ResultEvent, of=("--verify",)):
     duration: Annotated[Mapping[str, object], "estimated and measured seconds by stage"]
 
 
+class LabelResult(ResultEvent, of=("--label",)):
+    run: Annotated[str, RUN]
+    name: Annotated[str, "shown beside the id; empty: none"]
+    tags: Annotated[Sequence[str], "those of its tracker are not among them"]
+    note: Annotated[str, "a line of text"]
+
+
 class DiffResult(ResultEvent, of=("--diff",)):
     root_digests: Annotated[Sequence[str], "of both"]
     checkpoints: Annotated[Sequence[str], "names of both"]

@@ -190,7 +190,9 @@ def wait_ranks(
             kill_ranks(hosts, ranks, run_id, number)
             failure = first_failure(views)
             killed = "; the others were killed" if len(views) > 1 else ""
-            raise LaunchError(f"{what}: {message}{killed}", "its log is on that host", failure.log if failure else ())
+            raise LaunchError(
+                f"{what}: {message}{killed}", f"midstream --log {run_id} has its log", failure.log if failure else ()
+            )
         if all(rank.status is not None and rank.status.state in states for rank in views):
             return views
         early = next((rank for rank in views if rank.status and rank.status.state in records.ENDED), None)
@@ -200,7 +202,10 @@ def wait_ranks(
         if lost is not None:
             deadline.skip()
             if unreachable.count():
-                raise ConnectionLostError(f"{lost.host} does not answer: {lost.problem}", "is the host up?")
+                raise ConnectionLostError(
+                    f"{what} on {lost.host} could not be seen for {UNREACHABLE_TIMEOUT:.0f} s: {lost.problem}",
+                    f"midstream --status shows it; midstream --restart {run_id} starts it again where it has ended",
+                )
         else:
             unreachable = Deadline(UNREACHABLE_TIMEOUT, RECONNECT_STEP)
             deadline.count()

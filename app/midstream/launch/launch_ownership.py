@@ -11,7 +11,7 @@ from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
 from midstream.ownership import memory, signed_chain
-from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, OWNER, Judgement, Standing
+from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, FORMER, OWNER, Judgement, Standing
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
 from midstream.providers import fleet_slices
 from midstream.stores.bucket_acceptance import acceptance, claim, owner_line
@@ -59,6 +59,7 @@ class LaunchOwnership:
         newest: The target's newest usable checkpoint.
         lost: All hosts of the signed owner answer, and none has anything of the run.
         behind: Host of the owner with a fence from before its ownership, and what that fence shows; empty: none.
+        kept: How the run goes on from a later checkpoint that another host has; empty: no host has one.
     """
 
     judgement: Judgement
@@ -67,6 +68,23 @@ class LaunchOwnership:
     newest: NewestCheckpoint = NO_CHECKPOINT
     lost: bool = False
     behind: tuple[str, str] | tuple[()] = ()
+    kept: str = ""
+
+    def refuse_lost_state(self, runs: Sequence[RunDescription]) -> None:
+        """Raise UsageError for a run that was migrated here and has no checkpoint.
+
+        No engine starts it.
+        """
+        sealed = _sealed_step(runs)
+        if sealed is None or self.newest.step is not None or self.newest.problem:
+            return
+        run_id = self.judgement.run_id
+        raise UsageError(
+            f"{self.target} has lost {run_id}, which was migrated there at step {sealed}: it shows no complete "
+            "checkpoint",
+            self.kept
+            or f"put its disk back; no other host that answers has a checkpoint; midstream --checkpoints {run_id}",
+        )
 
     def refuse_other_owner(self, host: str) -> None:
         """Raise UsageError where ``host`` of the target is not proven to own the run.
@@ -140,17 +158,33 @@ def judge_launch(
     newest = _newest(fleet, hosts.get(target.hosts[0]), judgement, here) if here else NO_CHECKPOINT
     owner = judgement.head.owner if judgement.head is not None else target.name
     empty = {name for name, _ in copies} - {copy.host for copy in shown}
+    kept = _kept_elsewhere(target, judgement, copies, newest)
+    older = _restored(target, judgement, here, newest) or _before_its_seal(target, judgement, here, newest)
     lost = owner != target.name and bool(judgement.owner_hosts) and empty.issuperset(judgement.owner_hosts)
     reasons = [
         *_unreachable_owners(fleet, judgement, unreachable, continues=bool(here)),
         *(_unreadable_owners(judgement, damaged) if here else ()),
-        *_restored(target, judgement, here, newest),
+        *(f"{reason}{f'; {kept}' if kept else ''}" for reason in older),
         *([newest.claim] if newest.claim else ()),
         *_past_in_bucket(fleet, target, run_id, copies, store or fleet.store_of(target.hosts[0])),
         *([_new_beside(judgement)] if lost else ()),
         *_unsigned(target, judgement, here),
     ]
-    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown))
+    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown), kept)
+
+
+def _kept_elsewhere(
+    target: Target, judgement: Judgement, copies: Sequence[tuple[str, RunDescription]], newest: NewestCheckpoint
+) -> str:
+    """Return how the run goes on from a former owner's later checkpoint, if any."""
+    former = [
+        (name, run) for name, run in copies if name not in target.hosts and judgement.standing(name).kind == FORMER
+    ]
+    others = [(entry.epoch, entry.step, name) for name, run in former for entry in run.usable]
+    epoch, step, name = max(others, default=(0, -1, ""))
+    if not name or (newest.step is not None and (epoch, step) <= (newest.epoch, newest.step)):
+        return ""
+    return f"midstream --repair {judgement.run_id} --on {name} makes {name} the owner, from step {step} on"
 
 
 def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:
@@ -264,13 +298,33 @@ def _restored(
     if remembered is not None and remembered.step is not None and remembered.chain.head.key == head.key:
         shown = (newest.epoch, -1 if newest.step is None else newest.step)
         if shown < (remembered.epoch, remembered.step):
-            present = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
-            reasons.append(
-                f"{target.name} shows {present} of {judgement.run_id}, and this machine has seen step "
-                f"{remembered.step} on {remembered.host}: the copy is an older one, restored perhaps, and later steps "
-                f"would be given up"
-            )
+            seen = f"this machine has seen step {remembered.step} on {remembered.host}"
+            reasons.append(_older(target, judgement, newest, seen))
     return reasons
+
+
+def _older(target: Target, judgement: Judgement, newest: NewestCheckpoint, seen: str) -> str:
+    present = newest.problem or ("no complete checkpoint" if newest.step is None else f"step {newest.step}")
+    return (
+        f"{target.name} shows {present} of {judgement.run_id}, and {seen}: the copy is an older one, restored perhaps, "
+        "and later steps would be given up"
+    )
+
+
+def _before_its_seal(
+    target: Target, judgement: Judgement, here: Sequence[RunDescription], newest: NewestCheckpoint
+) -> list[str]:
+    """Return why the target goes on from before the step at which it got the run."""
+    sealed = _sealed_step(here)
+    if sealed is None or newest.problem or (-1 if newest.step is None else newest.step) >= sealed:
+        return []
+    return [_older(target, judgement, newest, f"got it at step {sealed}")]
+
+
+def _sealed_step(runs: Sequence[RunDescription]) -> int | None:
+    """Return the step at which the run was last migrated, by the fences of its copies."""
+    steps = [run.fence.sealed_step for run in runs if run.fence is not None and run.fence.sealed_step is not None]
+    return max(steps, default=None)
 
 
 def _new_beside(judgement: Judgement) -> str:

@@ -142,6 +142,7 @@ def check_launch(
     store = named_bucket(text, overrides) if trainer is None and text is not None else ""
     owned = judge_launch(hosts, chosen, run_id, copies, unreachable, damaged, store)
     epoch = max(_check_startable(host.name, chosen.name, run_id, run, owned) for host, run in member_runs)
+    owned.refuse_lost_state([run for _, run in member_runs])
     _check_elsewhere(others, chosen, run_id, epoch, owned)
     for name, error in unreachable.items() if not owned.reasons else ():
         say(f"{name} does not answer ({error}): it may have a run {run_id}")

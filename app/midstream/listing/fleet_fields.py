@@ -117,7 +117,7 @@ RUNS = Fields(
         Field("run", Kind.TEXT, lambda run, _: run.run_id, column=Column("RUN", widest=32, name=True)),
         Field(
             "name", Kind.TEXT, lambda run, moment: moment.facts.labels.of(run.run_id).name,
-            column=Column("NAME", widest=32, name=True, drop=5, optional=True), about="given with `B`",
+            column=Column("NAME", widest=32, name=True, drop=5, optional=True), about="given with `B` or `--label`",
         ),
         Field("host", Kind.TEXT, lambda run, _: run.host, column=Column("HOST", widest=20, name=True)),
         Field("state", Kind.TEXT, lambda run, _: run.state, column=Column("STATE")),
@@ -152,6 +152,7 @@ RUNS = Fields(
             "cost", Kind.NUMBER, lambda run, moment: moment.facts.cost(run.run_id), timed=True,
             column=Column("COST", True, 7, extra=True), text=_cost, beyond_reports=True,
             about="of all its processes so far, as the view of costs has it; needs `price_per_hour` of its hosts",
+            gauge="cost",
         ),
         Field(
             "util", Kind.SHARE, run_facts.used_by, timed=True, column=Column("UTIL", True, 7, extra=True),

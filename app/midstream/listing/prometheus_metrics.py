@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from midstream.listing import fleet_fields
+from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.printable import printable
 from midstream.watch.snapshot import LIVE
@@ -53,18 +54,23 @@ _ROW = (
 class FleetMetrics:
     """A collector of prometheus_client.
 
-    ``snapshot`` and ``migrations`` return the state of now.
+    ``snapshot`` and ``migrations`` return the state of now; ``facts`` has what runs have cost.
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot], migrations: Callable[[], Sequence[MigrationView]]) -> None:
-        self._snapshot, self._migrations = snapshot, migrations
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        migrations: Callable[[], Sequence[MigrationView]],
+        facts: FleetFacts | None = None,
+    ) -> None:
+        self._snapshot, self._migrations, self._facts = snapshot, migrations, facts or FleetFacts()
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         at = self._snapshot()
         yield from _of_hosts(at.hosts)
         yield from _of_accelerators(at.hosts)
-        yield from _of_runs(at)
+        yield from _of_runs(at, self._facts)
         yield from _of_migrations(self._migrations())
 
 
@@ -109,7 +115,7 @@ def _of_accelerators(hosts: Sequence[HostView]) -> Iterator[Metric]:
         yield _gauge(f"accelerator_{name}", text, ["host", "accelerator", "kind"], samples)  # type: ignore[arg-type]
 
 
-def _of_runs(at: Snapshot) -> Iterator[Metric]:
+def _of_runs(at: Snapshot, facts: FleetFacts) -> Iterator[Metric]:
     current = at.current()
     runs, labels = current[:MAX_RUNS], ["run", "host"]
     answering = {host.name for host in at.hosts if host.link == LIVE}
@@ -125,10 +131,11 @@ def _of_runs(at: Snapshot) -> Iterator[Metric]:
     states = (((run.run_id, run.host, run.state), 1.0) for run in answered)
     yield _gauge("run_state", "1 for the state that it has", [*labels, "state"], states)
     yield gauge(runs, "loss", "training loss of the newest row", lambda run: _newest(run, "train/loss"))
-    moment = FleetMoment(at, (), at.time)
+    moment = FleetMoment(at, (), at.time, facts)
     for field in fleet_fields.RUNS.values():
         if field.gauge:
-            yield gauge(answered, field.gauge, field.about, lambda run, field=field: field.get(run, moment))
+            of = runs if field.beyond_reports else answered
+            yield gauge(of, field.gauge, field.about, lambda run, field=field: field.get(run, moment))
     for name, text, column in _ROW:
         yield gauge(answered, name, text, lambda run, column=column: _newest(run, column))
 

@@ -19,6 +19,7 @@ from midstream.migrate.journal.facts import required
 from midstream.migrate.journal.journal import JournalError, outcome, read_events
 from midstream.migrate.journal_recovery import BEHIND, is_behind
 from midstream.migrate.phases import phases
+from midstream.migrate.phases.certify import NotProvenError
 from midstream.migrate.phases.relaunch import newest_of_target
 from midstream.migrate.phases.rollback import Rollback
 from midstream.migrate.steps.migration import (
@@ -84,7 +85,7 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
                 return _result(migration, Exit.INTERRUPTED, migration_state.INTERRUPTED, line)
             certified = getattr(error, "code", Exit.FAILED) != Exit.NOT_CERTIFIED
             # A preempted target has lost what it had; its provider reports that.
-            failed = certified and not isinstance(error, PreemptedError)
+            failed = (certified or isinstance(error, NotProvenError)) and not isinstance(error, PreemptedError)
             if trains or (facts.relaunching and (_is_of_this_machine(error) or (failed and _may_go_on(migration)))):
                 return _result(
                     migration,

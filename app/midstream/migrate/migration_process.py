@@ -1,6 +1,6 @@
 """Process that executes a migration, in its own session: it outlives its terminal.
 
-python -m midstream.migrate.migration_process ID [--rollback]
+python -m midstream.migrate.migration_process ID [--rollback | --yes]
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def start(fleet: Fleet, plan: Plan) -> str:
     return directory.migration
 
 
-def continue_(migration: str) -> None:
+def continue_(migration: str, *, agreed: bool = False) -> None:
     """Continue an interrupted migration; do nothing if it runs.
+
+    ``agreed``: without the evidence that its certificate lacks.
 
     Raises:
         UsageError: it has ended.
@@ -72,7 +74,7 @@ def continue_(migration: str) -> None:
     view = readable(directory)
     if not view.open:
         raise UsageError(f"migration {directory.migration} has ended ({view.state})", "there is nothing to continue")
-    _spawn(directory)
+    _spawn(directory, *(["--yes"] if agreed else []))
 
 
 def switch_to_warm(migration: str) -> None:
@@ -107,7 +109,7 @@ def readable(directory: MigrationDirectory) -> MigrationView:
 def rollback(migration: str, *, agreed: bool = False) -> None:
     """Roll a migration back, in its running process or in a new one.
 
-    ``agreed``: also where the target has lost the attempt that was started there.
+    ``agreed``: also where a host has lost what it had.
 
     Its process may complete the migration before it reads the request: `refuse_finished` says so afterwards.
 
@@ -267,7 +269,7 @@ def main(arguments: list[str] | None = None) -> int:
     directory = MigrationDirectory(migration)
     try:
         with directory.locked():
-            code, notification = _run_migration(directory, rolling_back)
+            code, notification = _run_migration(directory, rolling_back, "--yes" in words[1:])
             if notification is not None and code != Exit.INTERRUPTED:
                 notify.notify_all(*notification)  # locked: the command that follows the migration waits for it
     except MidstreamError as error:
@@ -279,7 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run_migration(
-    directory: MigrationDirectory, rolling_back: bool
+    directory: MigrationDirectory, rolling_back: bool, agreed: bool
 ) -> tuple[Exit, tuple[Fleet, dict[str, JsonValue]] | None]:
     """Execute a locked migration. The journal's last line is a result in every case.
 
@@ -303,7 +305,7 @@ def _run_migration(
         lease = LeaseRenewal(hosts, plan)
         lease.start()
         try:
-            migration = Migration(plan, directory, journal, fleet, hosts, watch)
+            migration = Migration(plan, directory, journal, fleet, hosts, watch, agreed=agreed)
             try:
                 rolled_back = rolling_back or directory.rollback_requested()
                 if resumed or lost:

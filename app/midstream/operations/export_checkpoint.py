@@ -117,7 +117,7 @@ def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[st
         process.close()
     if code:
         why = (messages[-1] if messages else f"exit code {code}").removeprefix("midstream: ")
-        raise MidstreamError(f"{output.host}: {why}", "docs/how-to/import.md says what can be exported", Exit.FAILED)
+        raise MidstreamError(f"{output.host}: {why}", "docs/how-to/export.md says what can be exported", Exit.FAILED)
     if not written:  # an exit code alone proves nothing
         raise MidstreamError(f"{output.host}: the converter has ended without naming what it wrote")
     return written[-1]

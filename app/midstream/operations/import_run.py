@@ -63,7 +63,7 @@ def host_path_of(fleet: Fleet, text: str) -> HostPath:
 def run_id_of(path: str) -> str:
     """Derive a run id from a checkpoint path, without its step directory."""
     parts = [word for word in path.split("/") if word not in ("", "~", "checkpoints")]
-    while len(parts) > 1 and re.fullmatch(r"(global_step|step-)\d+", parts[-1]):
+    while len(parts) > 1 and re.fullmatch(r"(global_step|step-|checkpoint-)\d+", parts[-1]):
         parts.pop()
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", parts[-1]).strip("-.")[:60] if parts else "imported"
 

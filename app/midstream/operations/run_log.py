@@ -14,7 +14,7 @@ from midstream_core import records
 if TYPE_CHECKING:
     from midstream.hosts.host import Host
     from midstream.hosts.host_pool import HostPool
-    from midstream.listing.linear_pattern import LinearPattern
+    from midstream.watch.log_query import LogQuery
     from midstream.watch.snapshot import RunView
 
 LAST_LINES = 20  # with which following begins
@@ -65,14 +65,14 @@ class RunLog:
 
         return (line for text in read_log(self.host, self.path) for line in text.removesuffix("\n").split("\n"))
 
-    def matches(self, pattern: LinearPattern) -> Iterator[LogMatch | LogEnd]:
+    def matches(self, query: LogQuery) -> Iterator[LogMatch | LogEnd]:
         """Yield the lines with a match, then the number of all lines."""
         from midstream_host.runs import log_pages
 
-        number = 0
+        matches, number = query.matcher(), 0
         for number, line in enumerate(self.lines(), 1):
             text = log_pages.plain(line)
-            if pattern.search(text):
+            if matches(text):
                 yield LogMatch(number, line, text)
         yield LogEnd(number)
 

@@ -75,14 +75,14 @@ def translate(what: str, error: Message, project: str = "", zone: str = "") -> P
         return ProviderError(f"{what}: {message}", hint, ErrorKind.NOT_FOUND)
     named = _PERMISSION.search(message)
     if isinstance(error, google.Forbidden) and named is None and "quota" not in lower:
-        hint = f"{ROLE} on the project may be missing; docs/how-to/gcp.md lists what each command needs"
+        hint = f"{ROLE} on the project may be missing; docs/how-to/gcp-slices.md lists what each command needs"
         return ProviderError(f"{what}: {message}", hint, ErrorKind.PERMISSION)
     if isinstance(error, google.Forbidden) and named is not None:  # PERMISSION_DENIED
         permission = named[1]
         resource = named[2] or (f"projects/{project}" if project else "the project")
         return ProviderError(
             f"{what}: {permission} is missing on {resource.rstrip('.')}",
-            f"{ROLE} on the project has it; docs/how-to/gcp.md lists what each command needs",
+            f"{ROLE} on the project has it; docs/how-to/gcp-slices.md lists what each command needs",
             ErrorKind.PERMISSION,
         )
     if isinstance(error, (google.ResourceExhausted, google.TooManyRequests)) and _RATE.search(lower):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from midstream.errors import MidstreamError
+from midstream.hosts.rpc.os_errors import plain_words
 from midstream.hosts.rpc.report_types import CopyProblem
 from midstream.printable import printable
 from midstream.transfer.endpoint import Endpoint
@@ -17,7 +18,7 @@ def problem_error(target: Endpoint, source: Endpoint, meter: Meter, report: Copy
     if report.kind == "full":
         remaining = meter.bytes_total - meter.bytes_present - meter.bytes_sent
         return disk_full(target, remaining if report.needed is None else report.needed, report.free)
-    return TransferError(problem_message(target, report), report.hint, report.path)
+    return reported_problem(target, report)
 
 
 def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
@@ -30,12 +31,13 @@ def unrequested(source: Endpoint, path: str, message: str) -> TransferError:
     )
 
 
-def problem_message(target: Endpoint, report: CopyProblem) -> str:
-    """Return a reported problem in one line.
+def reported_problem(target: Endpoint, report: CopyProblem) -> TransferError:
+    """Return the error for a problem in the host's words.
 
     The messages of a bucket name the bucket themselves.
     """
-    return report.message if target.in_bucket else f"{target}: {report.message}"
+    words, hint = plain_words(target.host.name, report.message)
+    return TransferError(words if target.in_bucket else f"{target}: {words}", report.hint or hint, report.path)
 
 
 def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
@@ -47,6 +49,6 @@ def disk_full(target: Endpoint, needed: int, free: int) -> TransferError:
             f"a quota or the number of files: quota -s and df -i on {host} show them; make room, then run it again",
         )
     return TransferError(
-        f"the disk of {target} is full: {needed:,} bytes needed, {free:,} free",
+        f"no space left at {target}: {needed:,} bytes needed, {free:,} free",
         f"free space on {host} and run it again",
     )

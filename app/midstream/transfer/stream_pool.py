@@ -14,7 +14,7 @@ from midstream.errors import MidstreamError
 from midstream.hosts.rpc.remote_program import Cancelled
 from midstream.hosts.rpc.report_types import CopyLine, CopyProblem, Done, Landed, Placed
 from midstream.printable import printable
-from midstream.transfer.copy_problems import disk_full, problem_message, unrequested
+from midstream.transfer.copy_problems import disk_full, reported_problem, unrequested
 from midstream.transfer.early_stream import EarlyStream
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import TransferError
@@ -300,4 +300,4 @@ class StreamPool:
                 f"the bytes that {origin.source} sent to {target} are malformed: {message}",
                 f"none of them were stored; check which program runs on {origin.source.host.name}",
             )
-        return TransferError(problem_message(target, report), report.hint)
+        return reported_problem(target, report)

@@ -228,10 +228,11 @@ class Actions:
         self.end_hold(migration)
         migration_process.refuse_late_rollback(migration)
 
-    def continue_(self, migration: str) -> None:
+    def continue_(self, migration: str, *, agreed: bool = False) -> None:
+        """Continue a migration; ``agreed``: without evidence that was shown as missing."""
         from midstream.migrate import migration_process
 
-        migration_process.continue_(migration)
+        migration_process.continue_(migration, agreed=agreed)
 
     def configs(self) -> tuple[str, ...]:
         """Return the configs of this directory, and those that midstream ships."""

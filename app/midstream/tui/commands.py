@@ -130,7 +130,7 @@ COMMANDS = (
     Command("process", ("r",), "Process", "choose the process whose log is shown", (RUN,)),
     Command("verify", ("V",), "Verify", "hash the selected checkpoint in place", (RUN,), hint=True),
     Command("diff", ("d",), "Diff", "compare checkpoints, attempts or configs", (RUN,), hint=True),
-    Command("export", ("E",), "Export model", "write the checkpoint for Hugging Face", (RUN,), hint=True, changes=True),
+    Command("export", ("E",), "Export model", "write it for another trainer", (RUN,), hint=True, changes=True),
     Command("report", ("D",), "Report", "save a page about the run, to show others", (RUN,)),
     Command("next", ("enter",), "Next", "go to preflight, then to migration", (WIZARD,), hint=True, changes=True),
     Command("previous", ("b",), "Previous", "back to the plan", (WIZARD,), hint=True),
@@ -362,7 +362,7 @@ def document() -> str:
         "<!-- Made from app/midstream/tui/commands.py: python -m midstream.tui.commands > docs/reference/keys.md -->",
         "",
         "`?` shows the keys of what has the focus; `ctrl+p` finds a key by its name; `:` opens the command line.",
-        "[Own keys](../how-to/tui.md#own-keys) are in a file.",
+        "[Own keys](../how-to/terminal.md#own-keys) are in a file.",
         "Commands marked \\* change something: `--readonly` refuses them.",
     ]
     for scope, title in SCOPES.items():

@@ -193,6 +193,31 @@ class CurveRows(Sequence[Row]):
             yield splice.origins[stretch - 1][0], start, end
             start = end
 
+    def given_up(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (attempt, begin, stop) of the rows that are given up.
+
+        A row is given up where an earlier attempt wrote it behind its last one that counts.
+        """
+        last = {attempt: self._splice.origin(end - 1)[1] for attempt, _, end in self.stretches(0, self._length)}
+        for attempt in sorted(self._splice.attempts)[:-1]:
+            begin, stop = last.get(attempt, -1) + 1, len(self._splice.attempts[attempt])
+            if begin < stop:
+                yield attempt, begin, stop
+
+    def points_of(self, attempt: int, name: str, begin: int, stop: int) -> tuple[array[float], array[float]]:
+        """Return steps and values of an attempt's rows that have the name.
+
+        Steps are in ascending order.
+        """
+        columns, x, y = self._splice.attempts[attempt], array("d"), array("d")
+        steps, _ = columns.numbers("global_step", begin, stop)
+        values, exists = columns.numbers(name, begin, stop)
+        for step, value, present in zip(steps, values, exists, strict=True):
+            if present and (not x or step > x[-1]):
+                x.append(step)
+                y.append(value)
+        return x, y
+
     def numbers(self, name: str, start: int, stop: int) -> tuple[array[float], bytes]:
         """Return column ``name`` of the rows ``start <= i < stop``, and which have it.
 

@@ -92,9 +92,9 @@ class StatusFile:
     def _change(self, changes: JsonObject) -> bool:
         """Change fields; return whether the state is another one. With the lock."""
         before = self._status
+        if any(name in changes and getattr(before, name) != changes[name] for name in _PROGRESS):
+            changes = {**changes, "progress": time.time()}
         self._status = dataclasses.replace(before, **changes)
-        if any(getattr(before, name) != getattr(self._status, name) for name in _PROGRESS):
-            self._status = dataclasses.replace(self._status, progress=time.time())
         return self._status.state != before.state
 
     def _write_change(self, changed: bool, changes: JsonObject) -> None:

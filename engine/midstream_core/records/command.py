@@ -27,7 +27,7 @@ class Command(JsonRecord):
     - ``save``: save at the next step boundary and go on.
     - ``stop``: save, seal and exit 0. With an ``epoch`` above the engine's own, the engine also writes the fence with
       ``owner``, so that its status ``stopped`` is the source's acknowledgement. With a later ``step`` it first trains
-      up to that step.
+      up to that step. With ``last_step_numbers`` the trainer's checkpoints have the number of their last step.
     - ``restore``: start from ``checkpoint``, whose root digest must be ``root_digest``.
     - ``standby``: at the start, compile, rehearse a few updates on ``checkpoint``, and wait for ``restore`` or
       ``stop``. For a replica: keep the parameters of ``step`` for comparison.
@@ -45,3 +45,4 @@ class Command(JsonRecord):
     owner: str = dataclasses.field(default="", metadata={"form": NAME})
     migration: str = dataclasses.field(default="", metadata={"form": RUN_ID_OR_EMPTY})
     sequence: int = 1
+    last_step_numbers: bool = False

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Dict, List, Optional, Tuple, Type, TypeVar, ca
 from midstream_core import json_shapes
 from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
 from midstream_core.records.errors import DamagedRecordError, NewerFormatError, RecordError
-from midstream_core.records.files import read_json, write_json
+from midstream_core.records.files import parse_json, read_bytes, write_json
 
 Record = TypeVar("Record", bound="JsonRecord")
+REMEMBERED = 1 << 14  # bytes of a file whose record is remembered: most files are read again and have not changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +61,13 @@ class JsonRecord:
 
         Raises FileNotFoundError where it is absent, DamagedRecordError where it cannot be read.
         """
-        value = read_json(path, cls.LIMIT)
+        data = read_bytes(path, cls.LIMIT)
         try:
-            return cls.from_json(value, path)
+            return _decoded(cls, data) if len(data) <= REMEMBERED else _decode(cls, data)
+        except RecordError:
+            pass  # its message has no path
+        try:
+            return _decode(cls, data, path)
         except DamagedRecordError:
             raise
         except RecordError as error:
@@ -82,6 +87,13 @@ class JsonRecord:
     def write(self, path: str, *, durable: bool = True) -> None:
         """Replace the file atomically."""
         write_json(path, self.to_json(), durable=durable)
+
+
+def _decode(kind: Type[Record], data: bytes, path: str = "") -> Record:
+    return kind.from_json(parse_json(data, path), path)
+
+
+_decoded = functools.lru_cache(maxsize=256)(_decode)  # the same bytes are the same record; nobody changes records
 
 
 def _plain(value: Any) -> Any:

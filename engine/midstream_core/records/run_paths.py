@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import posixpath
 import re
 from typing import Optional, Tuple
@@ -19,13 +20,13 @@ class RunPaths:
     run_id: str
     store: str = ""  # URL of a prefix for the checkpoints; empty: they are under the root, like everything else
 
-    @property
+    @functools.cached_property
     def dir(self) -> str:
         """The run directory."""
         return posixpath.join(self.root, "runs", self.run_id)
 
     def _in(self, *parts: str) -> str:
-        return posixpath.join(self.dir, *parts)
+        return "/".join((self.dir, *parts))
 
     @property
     def config(self) -> str:
@@ -94,11 +95,11 @@ class AttemptPaths:
 
     def status(self, process: int = 0) -> str:
         """File of `Status`."""
-        return posixpath.join(self.dir, f"status-{process}.json")
+        return f"{self.dir}/status-{process}.json"
 
     def log(self, process: int = 0) -> str:
         """The log of a process."""
-        return posixpath.join(self.dir, f"log-{process}.txt")
+        return f"{self.dir}/log-{process}.txt"
 
     def launched(self, process: int = 0) -> str:
         """Record of what was started for the process, before it has written a status."""
@@ -106,27 +107,27 @@ class AttemptPaths:
 
     def exit(self, process: int = 0) -> str:
         """File of `ProcessExit`."""
-        return posixpath.join(self.dir, f"exit-{process}.json")
+        return f"{self.dir}/exit-{process}.json"
 
     @property
     def metrics(self) -> str:
         """One row of metrics per step."""
-        return posixpath.join(self.dir, "metrics.jsonl")
+        return f"{self.dir}/metrics.jsonl"
 
     @property
     def command_file(self) -> str:
         """File of `Command`."""
-        return posixpath.join(self.dir, "command.json")
+        return f"{self.dir}/command.json"
 
     @property
     def restore(self) -> str:
         """File of `Restore`: the engine's evidence of what it restored."""
-        return posixpath.join(self.dir, "restore.json")
+        return f"{self.dir}/restore.json"
 
     @property
     def trainer_evidence(self) -> str:
         """File of `TrainerEvidence`."""
-        return posixpath.join(self.dir, "trainer_evidence.json")
+        return f"{self.dir}/trainer_evidence.json"
 
     @property
     def replay(self) -> str:
@@ -134,17 +135,17 @@ class AttemptPaths:
 
         Those of the attempt's first process: see `midstream_core.attempt.replay_file`.
         """
-        return posixpath.join(self.dir, "replay.jsonl")
+        return f"{self.dir}/replay.jsonl"
 
     @property
     def lease(self) -> str:
         """File that the migration renews; the standby exits when it expires."""
-        return posixpath.join(self.dir, "lease")
+        return f"{self.dir}/lease"
 
     @property
     def parameter_drift(self) -> str:
         """File of `ParameterDrift`."""
-        return posixpath.join(self.dir, "parameter_drift.json")
+        return f"{self.dir}/parameter_drift.json"
 
 
 def attempt_name(number: int) -> str:
@@ -164,6 +165,7 @@ def checkpoint_name(step: int, attempt: int, start: int = 0) -> str:
     return f"step-{step}-a{attempt:03d}" + (f"-s{start}" if start > 1 else "")
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_checkpoint_name(name: str) -> Optional[Tuple[int, int]]:
     """Return step and attempt of a checkpoint's name; None for any other name.
 

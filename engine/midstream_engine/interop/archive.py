@@ -6,16 +6,19 @@ anything is used.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
-import os
 import threading
 import zlib
+from collections.abc import Callable
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from midstream_core.crc32_parts import MemberParts
 from midstream_core.restricted_pickle import Global
+from midstream_core.torch_archive import FilePart
 from midstream_core.torch_members import Member, members_of
 from midstream_engine.interop import machine
 from midstream_engine.interop.calls import STORAGES, Storage
@@ -25,6 +28,7 @@ from midstream_engine.interop.foreign_values import TorchValue
 
 _MAX_PICKLE = 1 << 30  # bytes: everything but tensors is small
 _BLOCK = 16 << 20  # bytes checked at a time
+Persistent = Callable[[object], object]  # objects of persistent ids
 SMALL = 1 << 20  # bytes of a storage that is always read completely
 
 
@@ -34,18 +38,27 @@ class TorchFile:
     ``value``: the saved object, with tensors as views of the mapped file.
     """
 
-    def __init__(self, path: str) -> None:
-        """Open the file.
+    def __init__(
+        self,
+        path: str,
+        load: Callable[[bytes, Persistent], TorchValue] = machine.load,
+        begin: int = 0,
+        size: int | None = None,
+    ) -> None:
+        """Open the file, or the part of it with ``size`` bytes from ``begin`` on.
+
+        ``load``: returns the object of its pickle.
 
         Raises:
             ConversionError: The file is no such archive, damaged or hostile.
         """
         self.path = path
-        with open(path, "rb") as file:
+        with open(path, "rb") as file, contextlib.closing(FilePart(path, begin, size)) as part:
             try:
-                self._members = members_of(file, os.fstat(file.fileno()).st_size)
+                members = members_of(cast(BinaryIO, part), part.size)
             except ValueError as error:
                 raise self._rejected(str(error)) from None
+            self._members = {name: member._replace(start=begin + member.start) for name, member in members.items()}
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._prefix = next(iter(self._members)).split("/")[0] + "/"
         self._storages: dict[str, _FileStorage] = {}
@@ -53,7 +66,7 @@ class TorchFile:
         if order != b"little":
             raise ConversionError(f"{path}: its numbers are {order[:20]!r}-endian; only little-endian is supported")
         try:
-            self.value: TorchValue = machine.load(self._text("data.pkl"), self._persistent)
+            self.value: TorchValue = load(self._text("data.pkl"), self._persistent)
         except PickleRejectedError as error:
             raise PickleRejectedError(f"{path}: {error}") from None
 

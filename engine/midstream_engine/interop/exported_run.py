@@ -1,6 +1,7 @@
-"""A checkpoint of the engine, open for export: counters, settings, and its arrays on demand.
+"""A checkpoint of the engine, open for export.
 
-Imported checkpoints are the engine's own. Arrays are views of mapped files: memory has what is read.
+It has counters, settings, and its arrays on demand. Imported checkpoints are the engine's own. Arrays are views of
+mapped files: memory has what is read.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.errors import DataError
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignConfig
 from midstream_engine.interop.tokenizer_files import FOLDER, files_at
 from midstream_engine.models.lm import LmModel
 from midstream_engine.optim.decay import decay_mask
@@ -52,9 +54,10 @@ MOMENTS = (EXP_AVG, EXP_AVG_SQ)
 
 @dataclass(frozen=True)
 class ExportedParameter:
-    """A parameter with the arrays of its optimizer; axes and shape are those of one layer.
+    """A parameter with the arrays of its optimizer.
 
-    ``arrays`` has the stored arrays by prefix: ``MASTER``, and of Adam ``EXP_AVG`` and ``EXP_AVG_SQ``.
+    Axes and shape are those of one layer. ``arrays`` has the stored arrays by prefix: ``MASTER``, and of Adam
+    ``EXP_AVG`` and ``EXP_AVG_SQ``.
     """
 
     name: str  # after ``model/``: blocks/stacked/mlp/up/weight
@@ -69,10 +72,10 @@ class ExportedParameter:
 
         ``kind``: a prefix in ``arrays``.
         """
-        wanted = full_box(self.shape) if box is None else box
+        region = full_box(self.shape) if box is None else box
         if self.layers is None:
-            return self.arrays[kind].part(wanted)
-        return self.arrays[kind].part(((layer, layer + 1), *wanted))[0]
+            return self.arrays[kind].part(region)
+        return self.arrays[kind].part(((layer, layer + 1), *region))[0]
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class ExportedRun:
 
     checkpoint: str
     config: TrainLmConfig
-    state: Mapping[str, Any]
+    state: ForeignConfig
     vocab_size: int  # rows of the vocabulary without those that pad it
     tokenizer: Mapping[str, str]  # paths of the tokenizer's files by name; empty: they are not here
     arrays: Mapping[str, HostArray] = field(repr=False)
@@ -121,11 +124,11 @@ class ExportedRun:
         return abstract_state(initializer(config, self.vocab_size, optimizer, policy_of(config))).model
 
     def _parameter(self, name: str, decays: bool) -> ExportedParameter:
-        found = {kind: self.arrays[kind + name] for kind in (MASTER, *MOMENTS) if kind + name in self.arrays}
-        array = found[MASTER]
+        stored = {kind: self.arrays[kind + name] for kind in (MASTER, *MOMENTS) if kind + name in self.arrays}
+        array = stored[MASTER]
         layers = array.shape[0] if array.axes[:1] and array.axes[0] in STACKED else None
         inner = slice(0 if layers is None else 1, None)
-        return ExportedParameter(name, array.axes[inner], array.shape[inner], layers, decays, found)
+        return ExportedParameter(name, array.axes[inner], array.shape[inner], layers, decays, stored)
 
 
 def open_run(source: str, vocab_size: int | None = None, tokenizer: str | None = None) -> ExportedRun:
@@ -206,7 +209,7 @@ def _stored(checkpoint: str, entry: ArrayEntry, packed: dict[str, np.ndarray]) -
     return HostArray(entry.name, axes, shape, entry.dtype, pieces)
 
 
-def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: Mapping[str, Any]) -> dict[str, str]:
+def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: ForeignConfig) -> dict[str, str]:
     """Return the files of the run's tokenizer, if they are here.
 
     The configuration names these files, or they are with the imported data or in the run's directory.
@@ -221,7 +224,7 @@ def _tokenizer_files(config: TrainLmConfig, checkpoint: str, state: Mapping[str,
     return next((files for place in places if (files := files_at(place))), {})
 
 
-def _vocab_size(config: TrainLmConfig, files: Mapping[str, str], state: Mapping[str, Any]) -> int:
+def _vocab_size(config: TrainLmConfig, files: Mapping[str, str], state: ForeignConfig) -> int:
     try:
         name = config.data.given_tokenizer
         path = files.get("tokenizer.json", name) if name.startswith(IMPORTED) else name

@@ -1,13 +1,13 @@
-"""What an export refuses: an update, rates or batches that the other format cannot have."""
+"""Refusals of exports: updates, rates or batches that another format cannot have."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
-from midstream_engine.config.optimizer import AdamConfig
+from midstream_engine.config.optimizer import AdamConfig, OptimizerConfig
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import MASTER, MOMENTS, ExportedRun
 
@@ -16,6 +16,7 @@ PLAIN_ADAMW: Mapping[str, object] = {
     "optimizer.nesterov": False, "optimizer.update_rms_clipping": None, "optimizer.clip_update_norm": None,
     "optimizer.adamc_weight_decay": False, "optimizer.skip_bad_steps": False, "z_loss_weight": 0.0,
 }  # fmt: skip
+Rates = Callable[[int], float]  # learning rate by the schedule's count
 _CLOSE = 1e-6  # relative: rates are float32 in the engine
 
 
@@ -45,14 +46,24 @@ def adam_of(run: ExportedRun, program: str, theirs: Mapping[str, object] = PLAIN
     return adam
 
 
-def rate_of(run: ExportedRun) -> Callable[[int], float]:
-    """Return the run's learning rate by the schedule's count."""
-    config = run.config
-    parts = rate_parts(rate_settings(dataclasses.asdict(config.optimizer)), config.trainer.num_train_steps)
-    return functools.partial(rate_at, parts)
+def rates_of(optimizer: OptimizerConfig, total: int) -> Rates:
+    """Return the learning rates of a run of ``total`` updates."""
+    return functools.partial(rate_at, rate_parts(rate_settings(dataclasses.asdict(optimizer)), total))
 
 
-def check_rates(run: ExportedRun, program: str, theirs: Callable[[int], float]) -> None:
+def first_difference(ours: Rates, theirs: Rates, counts: Iterable[int]) -> tuple[int, float, float] | None:
+    """Return the first count whose rates differ, and both; None: there is none.
+
+    They differ by more than rounding.
+    """
+    for count in counts:
+        here, there = ours(count), theirs(count)
+        if abs(here - there) > _CLOSE * max(abs(here), abs(there)):
+            return count, here, there
+    return None
+
+
+def check_rates(run: ExportedRun, program: str, theirs: Rates) -> None:
     """Compare the learning rate of every update that is left with the other program's.
 
     ``theirs``: learning rate of ``program`` by the run's schedule count.
@@ -60,15 +71,15 @@ def check_rates(run: ExportedRun, program: str, theirs: Callable[[int], float]) 
     Raises:
         ConversionError: One differs by more than rounding.
     """
-    ours = rate_of(run)
-    left = run.config.trainer.num_train_steps - run.step
-    for count in range(run.schedule_count, run.schedule_count + left):
-        here, there = ours(count), theirs(count)
-        if abs(here - there) > _CLOSE * max(abs(here), abs(there)):
-            raise ConversionError(
-                f"the learning rate of update {count} is {here:.9g} here, and {there:.9g} in {program} (hint: "
-                "--to huggingface has the weights alone)"
-            )
+    total = run.config.trainer.num_train_steps
+    counts = range(run.schedule_count, run.schedule_count + total - run.step)
+    differing = first_difference(rates_of(run.config.optimizer, total), theirs, counts)
+    if differing:
+        count, here, there = differing
+        raise ConversionError(
+            f"the learning rate of update {count} is {here:.9g} here, and {there:.9g} in {program} (hint: "
+            "--to huggingface has the weights alone)"
+        )
 
 
 def batch_of(run: ExportedRun, program: str) -> int:
@@ -86,7 +97,10 @@ def batch_of(run: ExportedRun, program: str) -> int:
 
 
 def widened(run: ExportedRun) -> list[str]:
-    """Return a line if parameters or moments are stored in less than float32, which an export in it continues."""
+    """Return a line if parameters or moments are stored in less than float32.
+
+    The export has the same numbers in float32.
+    """
     stored = {kind: {run.arrays[kind + name].dtype for name in run.parameters} for kind in (MASTER, *MOMENTS)}
     narrow = [
         f"{what} ({', '.join(sorted(dtypes))})"

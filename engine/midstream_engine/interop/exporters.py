@@ -1,4 +1,7 @@
-"""Export of a checkpoint: each format has a writer in a room of its own, ``<format>/exporter.py``."""
+"""Export of a checkpoint by the writer of a format.
+
+Each is in a room of its own: ``<format>/exporter.py``.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,17 @@ class ExportOptions:
 
     dtype: str = "float32"  # of the weights; another one with huggingface alone
     max_shard_size: int = 5 * 10**9  # bytes of a file of weights, at most
+    processes: int = 1  # data-parallel ones that load it; neox and deepspeed alone
+    pipe_parallel_size: int = 1  # stages of neox: 1, with a file for each layer, or 0
+    model_parallel_size: int = 1  # tensor-parallel ranks of neox
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The files that a writer names to the user, and a line for each thing that differs or has to be set there."""
+    """The result of an export.
+
+    ``files`` are named to the user. ``notes``: a line for each thing that differs, or has to be set there.
+    """
 
     files: list[str]
     notes: list[str] = field(default_factory=list[str])

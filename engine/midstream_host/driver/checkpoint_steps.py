@@ -44,10 +44,11 @@ class CheckpointSteps:
     Args:
         rule: Name of the rule of completeness.
         first: Step that the attempt started from.
+        added: What is added to a checkpoint's number: 1 where that is its last step, and not the number of updates.
     """
 
-    def __init__(self, rule: str, first: int) -> None:
-        self._rule, self._first = rule_of(rule), first
+    def __init__(self, rule: str, first: int, added: int = 0) -> None:
+        self._rule, self._first, self.added = rule_of(rule), first, added
         self._appeared: Dict[str, _Appearance] = {}
         self._before: Optional[int] = None
         self.problem = ""
@@ -72,6 +73,14 @@ class CheckpointSteps:
 
     def step_of(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> Optional[int]:
         """Return the step of a complete checkpoint; None if unknown: see `problem`.
+
+        Arguments as of `_number_of`.
+        """
+        number = self._number_of(checkpoint, others, logged)
+        return None if number is None else number + self.added
+
+    def _number_of(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> Optional[int]:
+        """Return the number of a checkpoint that counts updates; None if unknown.
 
         Args:
             checkpoint: The checkpoint.
@@ -106,7 +115,7 @@ class CheckpointSteps:
     def is_older(self, checkpoint: Checkpoint, step: int) -> bool:
         """Return whether a checkpoint is of a step below the attempt's first."""
         counted = checkpoint.named if self._rule.counts_updates else None  # the optimizer's count may be behind it
-        return max(step, counted or 0) < self._first
+        return max(step, (counted or 0) + self.added) < self._first
 
     def _steps_behind(self, checkpoint: Checkpoint, others: List[Checkpoint], logged: Optional[Logged]) -> int:
         """Return the steps that were logged when a script's checkpoint appeared, or 0.

@@ -79,7 +79,7 @@ class CheckpointWatch:
         self._unchanged: Dict[str, Tuple[JsonValue, float]] = {}  # path of one without an end: its files, since when
         self._is_first_look = True
         self._first = first
-        self._steps = CheckpointSteps(checkpoints.rule, first)
+        self._steps = CheckpointSteps(checkpoints.rule, first, recorded_checkpoints.added_to_numbers(paths))
         self._present = self._find_present(since)
         self.older: Optional[Checkpoint] = None  # written by this trainer, of a step below `first`
         self.written: Dict[str, float] = {}  # checkpoints of this trainer, and when each was found, of a growing clock
@@ -90,6 +90,15 @@ class CheckpointWatch:
         self._thread: Optional[threading.Thread] = None
         self._done: Optional[records.Manifest] = None
         self._error: Optional[Exception] = None
+
+    def count_last_step(self) -> None:
+        """Take a checkpoint's number for its last step from now on.
+
+        A rehearsal has shown it.
+        """
+        if not self._steps.added:
+            self._steps.added = 1
+            self.newest_step += self.newest_step >= 0
 
     def refuse(self, why: str) -> None:
         """Record no further checkpoint of this trainer, because of ``why``."""
@@ -169,7 +178,7 @@ class CheckpointWatch:
         self._newest_own = step
         directory, path = self._places.relative(self._setup.checkpoints, newest.path)
         files = sorted(self._places.relative(directory, file.path)[1] for file in newest.files)
-        return TrainerCheckpoint(directory, path, step, tuple(files))
+        return TrainerCheckpoint(directory, path, step, tuple(files), self._steps.added)
 
     def _own(self, logged: Optional[Logged]) -> List[Tuple[int, Checkpoint]]:
         """Return the complete checkpoints of this trainer whose step is known.

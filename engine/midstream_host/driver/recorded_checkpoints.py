@@ -41,6 +41,7 @@ class TrainerCheckpoint(NamedTuple):
     path: str  # of the checkpoint itself, relative too
     step: int
     files: Tuple[str, ...]
+    added: int = 0  # to its own number: see `CheckpointSteps`
 
 
 def record(paths: records.RunPaths, run: RunFile, checkpoint: TrainerCheckpoint, attempt: int, epoch: int,
@@ -95,6 +96,7 @@ def record(paths: records.RunPaths, run: RunFile, checkpoint: TrainerCheckpoint,
         "rule": run.checkpoints.rule,
         "files": {entry.path[len(FILES) + 1 :]: entry.sha256 for entry in entries},
         "data_digest": run.files_digest,
+        **({"added": checkpoint.added} if checkpoint.added else {}),
     }
     train = {"state": state, "provenance": {"run_id": paths.run_id, "attempt": attempt, "epoch": epoch,
              "time": time.time(), "versions": versions, "processes": world}}  # fmt: skip
@@ -158,7 +160,9 @@ def _is_still(run: RunFile, checkpoint: TrainerCheckpoint, directory: str, world
     with _finished(run, checkpoint, directory):
         again = find_checkpoints(run.checkpoints.rule, directory, pattern, world)
     return any(
-        other.complete and checkpoint.step in (other.stated, other.named) and other.path == checkpoint.path
+        other.complete
+        and checkpoint.step - checkpoint.added in (other.stated, other.named)
+        and other.path == checkpoint.path
         for other in again
     )
 
@@ -271,6 +275,15 @@ def newest(paths: records.RunPaths, fence: records.Fence) -> Optional[str]:
     """Name the newest complete checkpoint that ``fence`` accepts; None without one."""
     manifests = _accepted(paths, fence)
     return manifests[-1].name if manifests else None
+
+
+def added_to_numbers(paths: records.RunPaths) -> int:
+    """Return what is added to the numbers of the run's checkpoints.
+
+    Its newest one says so: see `CheckpointSteps`. Raises RecordError.
+    """
+    manifests = usable(paths)
+    return 1 if manifests and records.checkpoint_state(paths.checkpoint(manifests[-1].name)).get("added") == 1 else 0
 
 
 def prune(paths: records.RunPaths, attempt: int, keep: int = KEPT, own: Optional[Tuple[int, int]] = None) -> List[str]:

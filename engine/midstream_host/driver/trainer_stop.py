@@ -42,6 +42,8 @@ class TrainerStop(NamedTuple):
             FenceRejectedError: The run has passed on.
         """
         policy, watch, trainer = run.stop, self.progress.watch, self.trainer
+        if self.commands.stop is not None and self.commands.stop.last_step_numbers:
+            watch.count_last_step()
         named = self.commands.stop is not None and self.commands.stop.checkpoint is not None  # it exists already
         if not policy.saves and not named and self._wait_for_checkpoint(policy.wait):
             return False

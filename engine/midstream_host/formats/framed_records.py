@@ -7,7 +7,7 @@ import zlib
 from typing import Iterator, List, Tuple
 
 from midstream_core.crc32c import masked
-from midstream_host.formats.errors import FormatError
+from midstream_core.format_error import FormatError
 
 RECORD_LIMIT = 8 << 20  # bytes of a record that is read
 CHECKED = 64 << 10  # bytes: the data of larger records, which are pictures, is passed over without a check of its CRC

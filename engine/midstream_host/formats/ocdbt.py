@@ -9,7 +9,7 @@ import struct
 
 from midstream_core import records
 from midstream_core.crc32c import crc32c
-from midstream_host.formats.errors import FormatError
+from midstream_core.format_error import FormatError
 
 MANIFEST = "manifest.ocdbt"
 MANIFEST_LIMIT = 4 << 20  # bytes; it has some hundred, and it grows with the logarithm of the number of versions

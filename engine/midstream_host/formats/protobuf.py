@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Iterator, Tuple, Union
 
-from midstream_host.formats.errors import FormatError
+from midstream_core.format_error import FormatError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 Value = Union[int, bytes]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, cast
 
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue, object_or_empty
-from midstream_host.formats.errors import FormatError
 
 _CHUNK = re.compile(r"\d+(?:[./]\d+)*")
 _CHUNK_3 = re.compile(r"c(?:[./]\d+)*")

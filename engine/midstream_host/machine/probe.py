@@ -254,20 +254,21 @@ class _Run:
 
     def _attempts(self) -> ReportedFields:
         numbers = run_state.attempts(self._paths)
-        newest = run_state.newest_started(self._paths, numbers)
+        newest, processes = run_state.newest_processes(self._paths, numbers)
         answer = {"attempts": numbers, "attempt": newest}
+        path = self._paths.attempt(newest)
         try:
-            state = run_state.status(self._root, self._id, newest) if newest else run_state.NO_PROCESS
-            ended = run_state.ended_without_status(self._paths.attempt(newest))
+            state = run_state.first_running(path, processes)
+            ended = run_state.ended_without_status(path, processes)
             status = None if state.status is None else state.status.to_json()
-            failed = run_state.first_failure(self._paths.attempt(newest)) if newest and not state.running else None
+            failed = None if state.running else run_state.first_failure(path, processes)
             return {
                 **answer,
                 "ended_without_status": ended,
                 "status": status,
                 "running": state.running,
-                "unproven": "" if state.running or not newest else self._lease.host(self._paths.attempt(newest)),
-                "job_remark": job_remark.remark(self._paths.attempt(newest), state.status) if newest else "",
+                "unproven": "" if state.running or not newest else self._lease.host(path),
+                "job_remark": job_remark.remark(path, state.status) if newest else "",
                 "exit": None if failed is None else failed.to_json(),
             }
         except records.DamagedRecordError:

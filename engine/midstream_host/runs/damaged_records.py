@@ -9,6 +9,7 @@ the run may continue: see `refuse`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import posixpath
 import re
@@ -55,7 +56,7 @@ def find(paths: records.RunPaths, known_files: Optional[Known] = None, most: int
     seen: Set[str] = set()
     for name, kind in _files(paths.dir):
         seen.add(name)
-        path = posixpath.join(paths.dir, name)
+        path = f"{paths.dir}/{name}"
         mark = None
         with contextlib.suppress(OSError):
             mark = signature(path)
@@ -147,9 +148,13 @@ def _files(directory: str) -> Iterator[Tuple[str, object]]:
         if not _ATTEMPT.fullmatch(attempt):
             continue
         for name in names_in(posixpath.join(directory, "attempts", attempt)):
-            for pattern, kind in _IN_ATTEMPT:
-                if pattern.fullmatch(name):
-                    yield posixpath.join("attempts", attempt, name), kind
+            for kind in _kinds_in_attempt(name):
+                yield f"attempts/{attempt}/{name}", kind
+
+
+@functools.lru_cache(maxsize=1024)
+def _kinds_in_attempt(name: str) -> List[object]:
+    return [kind for pattern, kind in _IN_ATTEMPT if pattern.fullmatch(name)]
 
 
 def _why(path: str, kind: Any) -> str:

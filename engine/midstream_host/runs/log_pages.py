@@ -60,12 +60,23 @@ def plain(line: str) -> str:
     return _COLOUR.sub("", displayed(line))
 
 
+def alternatives(word: str) -> List[str]:
+    """Return the parts of ``a|b``; a word without such parts is its own."""
+    return [text for text in word.split("|") if text] or [word]
+
+
 def matcher(words: List[str], excluded: List[str], ignore_case: bool) -> Callable[[str], bool]:
-    """Return a predicate for lines with all of ``words`` and none of ``excluded``."""
+    """Return a predicate for lines with all of ``words`` and none of ``excluded``.
+
+    Of a word with alternatives, ``a|b``, a line has one.
+    """
+    needed, refused = list(map(alternatives, words)), list(map(alternatives, excluded))
 
     def matches(line: str) -> bool:
         text = line.lower() if ignore_case else line
-        return all(word in text for word in words) and not any(word in text for word in excluded)
+        return all(any(part in text for part in word) for word in needed) and not any(
+            part in text for word in refused for part in word
+        )
 
     return matches
 

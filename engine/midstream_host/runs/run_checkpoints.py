@@ -6,8 +6,8 @@ Runs on the host; standard library only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-import posixpath
 from typing import Any, Collection, Dict, List, Optional, Tuple
 
 from midstream_core import records
@@ -49,10 +49,15 @@ def _listed(paths: records.RunPaths, names: Collection[str], cached: KnownManife
         accepted = checkpoint.complete and (
             fence is None or fence.accepts(checkpoint.epoch, checkpoint.step, checkpoint.start)
         )
-        listed.append(dataclasses.replace(checkpoint, pinned=name in pins, accepted=accepted))
+        listed.append(_judged(checkpoint, name in pins, accepted))
     for name in set(cached).difference(names):
         del cached[name]
     return sorted(listed, key=lambda entry: entry.order)
+
+
+@functools.lru_cache(maxsize=1024)
+def _judged(checkpoint: ListedCheckpoint, pinned: bool, accepted: bool) -> ListedCheckpoint:
+    return dataclasses.replace(checkpoint, pinned=pinned, accepted=accepted)
 
 
 def described(
@@ -66,8 +71,8 @@ def described(
     if parsed is None:
         return None
     cached = {} if cached is None else cached
-    path = path or posixpath.join(paths.checkpoint(name), records.MANIFEST)
-    partial = ListedCheckpoint(name, parsed[0], parsed[1], False, False)
+    path = path or f"{paths.checkpoints}/{name}/{records.MANIFEST}"
+    partial = _partial(name, *parsed)
     mark = None
     try:
         mark = signature(path)
@@ -81,6 +86,11 @@ def described(
         return cached[name][1]
     except OSError as error:
         return _damaged(partial, "cannot be read ({})".format(error.strerror), path)
+
+
+@functools.lru_cache(maxsize=1024)
+def _partial(name: str, step: int, attempt: int) -> ListedCheckpoint:
+    return ListedCheckpoint(name, step, attempt, False, False)
 
 
 def _complete(partial: ListedCheckpoint, manifest: records.Manifest) -> ListedCheckpoint:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import posixpath
 import re
 import signal as signals
-from typing import List, Optional, Set
+from typing import List, Optional, Tuple
 
 from midstream_core import records
 from midstream_core.listed_checkpoint import ListedCheckpoint
@@ -190,22 +191,30 @@ def newest_started(paths: records.RunPaths, numbers: List[int]) -> int:
 
     A number that was claimed and not used (its claimer was killed) is no evidence about the run.
     """
+    return newest_processes(paths, numbers)[0]
+
+
+def newest_processes(paths: records.RunPaths, numbers: List[int]) -> Tuple[int, List[int]]:
+    """Return `newest_started`, and the numbers of its processes."""
     for number in reversed(numbers):
-        if processes(paths.attempt(number)):
-            return number
-    return numbers[-1] if numbers else 0
+        found = processes(paths.attempt(number))
+        if found:
+            return number, found
+    return (numbers[-1] if numbers else 0), []
 
 
 def processes(path: records.AttemptPaths) -> List[int]:
     """Return the sorted numbers of an attempt's processes started here or with status."""
-    numbers: Set[int] = set()
-    for name in names_in(path.dir):
-        match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
-        if match:
-            numbers.add(int(match.group(1)))
-        elif name in ("launch.json", slurm.JOB):
-            numbers.add(0)
-    return sorted(numbers)
+    return sorted({number for number in map(_process_of, names_in(path.dir)) if number is not None})
+
+
+@functools.lru_cache(maxsize=1024)
+def _process_of(name: str) -> Optional[int]:
+    """Return the process that a file of an attempt shows to be started here; None for any other file."""
+    if name in ("launch.json", slurm.JOB):
+        return 0
+    match = re.fullmatch(r"(?:status|launch)-([0-9]{1,6})\.json", name)
+    return int(match.group(1)) if match else None
 
 
 @reads()
@@ -215,7 +224,11 @@ def status(root: str, run_id: str, attempt: int) -> ProcessState:
     If none runs, return the state of the attempt's first process here.
     """
     path = records.RunPaths(root, run_id).attempt(attempt)
-    numbers = processes(path)
+    return first_running(path, processes(path))
+
+
+def first_running(path: records.AttemptPaths, numbers: List[int]) -> ProcessState:
+    """Return the state of the first process that runs, else of the first process."""
     first: Optional[ProcessState] = None
     for process in numbers:
         process_state = status_of(path, process)
@@ -241,25 +254,27 @@ def _launched(path: records.AttemptPaths, process: int = 0) -> Optional[records.
     return records.ProcessIdentity.read_or_none(path.launched(process))
 
 
-def ended_without_status(path: records.AttemptPaths) -> bool:
+def ended_without_status(path: records.AttemptPaths, numbers: List[int]) -> bool:
     """Return whether a process ended before its first status, as on a full disk."""
     if not os.path.exists(path.status(0)) and slurm.ended_before_status(path):
         return True
-    for process in processes(path):
+    for process in numbers:
+        if os.path.exists(path.status(process)):
+            continue
         identity = _launched(path, process)
-        if identity is None or os.path.exists(path.status(process)):
+        if identity is None:
             continue
         if records.has_ended(identity, os.stat(path.launched(process)).st_mtime):
             return True
     return False
 
 
-def first_failure(path: records.AttemptPaths) -> Optional[records.ProcessExit]:
-    """Return the exit record of an attempt's process that failed first.
+def first_failure(path: records.AttemptPaths, numbers: List[int]) -> Optional[records.ProcessExit]:
+    """Return the exit record of that one of an attempt's processes that failed first.
 
     Return None where no record says that one failed.
     """
-    ended = [records.ProcessExit.read_or_none(path.exit(process)) for process in processes(path)]
+    ended = [records.ProcessExit.read_or_none(path.exit(process)) for process in numbers]
     return min(
         (exit_record for exit_record in ended if exit_record is not None and exit_record.failed),
         key=lambda exit_record: exit_record.time,

@@ -14,12 +14,12 @@ import re
 from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Tuple, cast
 
 from midstream_core import levanter_checkpoints
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import int_of, optional_list, optional_object
 from midstream_core.latest_file import named_folder
 from midstream_core.safetensors_header import load_header
+from midstream_core.torch_archive import TensorInArchive, saved_value
 from midstream_host.declarations import reads
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_archive import TensorInArchive, saved_value
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
 

@@ -138,7 +138,7 @@ def test_log_says_how_float32_is_computed(
     assert line in caplog.text
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", ["llama", pytest.param("gpt2", marks=pytest.mark.drawn)])
 def test_cpus_compute_the_same_bits(model: str) -> None:
     """CPUs have no other precision of float32 products."""
     results = []

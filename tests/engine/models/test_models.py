@@ -96,7 +96,13 @@ def test_activation_stores_only_its_argument_for_backward(name: str) -> None:
     assert len([leaf for leaf in jax.tree.leaves(backward) if leaf.shape == (7,)]) == 1
 
 
-@pytest.mark.parametrize("policy", ["full", "dots_with_no_batch_dims_saveable", "qkv+attention", "mlp"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "qkv+attention",
+        *(pytest.param(name, marks=pytest.mark.drawn) for name in ("full", "dots_with_no_batch_dims_saveable", "mlp")),
+    ],
+)
 def test_rematerialisation_keeps_gradient(plain: tuple[float, Any], policy: str) -> None:
     assert_same(measured(LLAMA, gradient_checkpointing=policy), plain, 1e-6)
 
@@ -208,7 +214,9 @@ def test_dropout_follows_its_key_and_keeps_the_mean() -> None:
     assert dropped.mean() == pytest.approx(1.0, abs=5 * (0.1 / 0.9 / dropped.size) ** 0.5)
 
 
-@pytest.mark.parametrize("config", [LLAMA, NEOX], ids=["llama", "neox"])
+@pytest.mark.parametrize(
+    "config", [pytest.param(LLAMA, id="llama"), pytest.param(NEOX, id="neox", marks=pytest.mark.drawn)]
+)
 def test_fsdp_and_tensor_parallelism_keep_loss(config: LmConfig) -> None:
     """Blockwise loss included, on 2 x 2 devices; and they do cut what they say."""
     flags = ["--trainer.model_axis_size", "2", "--trainer.tensor_parallel_axes", "[mlp, heads, kv_heads]"]

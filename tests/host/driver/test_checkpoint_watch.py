@@ -346,3 +346,17 @@ def test_rows_are_read_before_a_checkpoint_is_recorded(watched: Watched) -> None
     assert watched.poll(settle=True, ended_well=True, read_rows=read_rows) is not None
     assert recorded == [[]]
     assert watched.steps == [20]
+
+
+def test_number_of_the_last_step_counts_one_more_from_then_on(watched: Watched) -> None:
+    watched.write(24)
+    watched.poll(settle=True)
+    watched.watch.count_last_step()
+    assert watched.watch.newest_step == 25, "what is recorded already is no newer one"
+    watched.poll(settle=True)
+    watched.write(49)
+    newest = watched.poll(settle=True)
+    assert watched.steps == [25, 50], "of the newest two, the first under its other number"
+    assert newest is not None
+    assert records.checkpoint_state(watched.paths.checkpoint(newest.name))["added"] == 1
+    assert recorded_checkpoints.added_to_numbers(watched.paths) == 1, "the next start begins with it"

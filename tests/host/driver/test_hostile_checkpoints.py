@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from midstream_core import torch_archive
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_finder import find_checkpoints, saved_state
-from midstream_host.formats import torch_archive
 from support.paths import FIXTURES
 from support.trainers.checkpoint_cases import CASES, Case, refused
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from midstream_core import pickle_tree
+from midstream_core.format_error import FormatError
+from midstream_core.pickle_tree import Items, Made, Pairs, Persistent, pairs_of, set_value, value_of
+from midstream_core.pickle_writer import MAX_DEPTH, dump
 from midstream_core.restricted_pickle import Global
-from midstream_host.formats import pickle_tree, torch_tree
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, pairs_of, set_value, value_of
-from midstream_host.formats.pickle_writer import MAX_DEPTH, dump
+from midstream_host.formats import torch_tree
 
 
 class Plain:

@@ -144,7 +144,7 @@ def test_waiting_job_counts_as_running_and_is_cancelled_by_stop(
     assert host.call(run_state.running_attempt)(root=host.root, run_id="run") == 0
     assert not any(rank.running for rank in look_at_ranks(hosts, attempt.ranks, "run", 1))
     paths = records.RunPaths(host.root, "run").attempt(1)
-    assert run_state.ended_without_status(paths) or slurm.state("0").state == "UNKNOWN"
+    assert run_state.ended_without_status(paths, run_state.processes(paths)) or slurm.state("0").state == "UNKNOWN"
 
 
 def test_failed_process_ends_job_and_is_named(hosts: HostPool, start: Callable[..., Attempt]) -> None:

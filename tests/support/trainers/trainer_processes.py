@@ -29,6 +29,12 @@ _LINE = re.compile(r"rank=(\d+) step=(\d+) loss=(\S+) batch=([\d,]*)")
 needs_trainers = pytest.mark.skipif(
     not os.access(PYTHON, os.X_OK), reason="no environment of other trainers: make test-trainers"
 )
+TITAN_PYTHON = os.environ.get("MIDSTREAM_TORCHTITAN_PYTHON") or (
+    PYTHON if (REPOSITORY / ".venv" / "trainers" / ".torchtitan").exists() else ""
+)
+needs_torchtitan = pytest.mark.skipif(
+    not os.access(TITAN_PYTHON, os.X_OK), reason="no environment of torchtitan: make test-torchtitan"
+)
 MAXTEXT_PYTHON = os.environ.get("MIDSTREAM_MAXTEXT_PYTHON") or str(REPOSITORY / ".venv" / "maxtext" / "bin" / "python")
 needs_maxtext = pytest.mark.skipif(
     not os.access(MAXTEXT_PYTHON, os.X_OK), reason="no environment of MaxText: make test-maxtext"

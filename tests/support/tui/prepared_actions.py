@@ -204,8 +204,8 @@ class PreparedActions(Actions):
         self.calls.append(("rollback", migration, *(["agreed"] if agreed else [])))
 
     @override
-    def continue_(self, migration: str) -> None:
-        self.calls.append(("continue", migration))
+    def continue_(self, migration: str, *, agreed: bool = False) -> None:
+        self.calls.append(("continue", migration, *(["agreed"] if agreed else [])))
 
     @override
     def configs(self) -> tuple[str, ...]:

@@ -65,6 +65,16 @@ class Terminal:
         """Press keys (by tmux' names) or type words, in order."""
         self._tmux("send-keys", *keys)
 
+    def mouse(self, *reports: str) -> None:
+        """Send what a mouse reports (SGR) at once.
+
+        ``0;40;10M`` is the left button on column 40 of row 10, ``m`` its release; 32 is a drag, 64 and 65 the wheel.
+        """
+        self._tmux("send-keys", "-l", "".join(f"\x1b[<{report}" for report in reports))
+
+    def click(self, column: int, row: int, times: int = 1) -> None:
+        self.mouse(*(f"0;{column};{row}{end}" for _ in range(times) for end in "Mm"))
+
     def type(self, line: str) -> None:
         """Type a line and press enter."""
         self._tmux("send-keys", "-l", line)

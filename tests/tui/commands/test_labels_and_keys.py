@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from midstream.cli import main
 from midstream.errors import MidstreamError, UsageError
 from midstream.listing import fleet_fields, labels
 from midstream.listing.filter_parser import parse
@@ -145,3 +147,24 @@ def test_no_key_has_two_commands_on_one_screen() -> None:
         for command in commands.of(scope):
             for key in command.keys:
                 assert taken.setdefault(key, command.name) == command.name, (scope, key)
+
+
+def test_flag_sets_a_label_as_the_key_does(state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
+    mode = ["--fleet", str(fleet), "--label"]
+    labels.edit("r", Label("first", ("a",), "n"))
+    assert main([*mode, "r", "--tags", "b,c", "--note", ""]) == 0
+    assert capfd.readouterr().out == "r: name first; tags b, c\n"
+    assert labels.load().of("r") == Label("first", ("b", "c"))
+    assert main([*mode, "--undo", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["note"] == "n"
+    for words, message in (
+        (["nonesuch"], "no run 'nonesuch'"),
+        ([], "--label needs RUN"),
+        (["r", "--undo"], "--undo takes back the last edit"),
+        (["r", "--name", "x" * 81], "the name has 81 characters"),
+    ):
+        assert main([*mode, *words]) == 2
+        assert message in capfd.readouterr().err
+    assert labels.load().of("r") == Label("first", ("a",), "n")

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from midstream.migrate.journal import migration_directory as directories
 from midstream.migrate.journal import migration_state, phase_names
-from midstream.migrate.journal.certificate import CLAIM_FAILED, VERIFIED, Claim
+from midstream.migrate.journal.certificate import CLAIM_FAILED, VERIFIED, Certificate, Claim
 from midstream.migrate.journal.event import Event
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_directory import MigrationDirectory
@@ -145,6 +145,21 @@ async def test_migration_without_executor_is_interrupted_and_resumes() -> None:
         await pilot.press("enter")
         await settle(pilot)
         assert app.clipboard == f"midstream --continue {prepared_migrations.PLAN.migration}"
+
+
+async def test_missing_evidence_is_agreed_to(directory: MigrationDirectory) -> None:
+    proof = Certificate.without_evidence(prepared_migrations.PLAN, prepared_migrations.SEALED, "no evidence")
+    records.write_json(str(directory.certificate_file), proof.to_json())
+    actions = DirectoryActions()
+    app = app_over(fleets.small_fleet(), actions)
+    async with app.run_test(size=(100, 30)) as pilot:
+        await open_migration(pilot, app)
+        await pilot.press("c")
+        await settle(pilot, lambda: "Evidence is missing: state, data, reference losses." in screen_text(app))
+        assert not [call for call in actions.calls if call[0] == "continue"]
+        await pilot.press("y")
+        await settle(pilot)
+        assert ("continue", prepared_migrations.PLAN.migration, "agreed") in actions.calls
 
 
 async def test_migration_rollback_is_headline_after_certificate() -> None:

@@ -45,16 +45,18 @@ async def test_export_of_the_selected_checkpoint() -> None:
         await pilot.press("E")
         await settle(pilot, lambda: "press 3 and select the checkpoint to export" in notes(app))
         await pilot.press("3", "E")
-        await settle(pilot, lambda: "as huggingface loads them" in screen_text(app))
+        await settle(pilot, lambda: "that transformers' Trainer resumes" in screen_text(app))
+        await pilot.press("down", "enter")
+        await settle(pilot, lambda: "HOST:PATH of a new directory" in screen_text(app))
         entry = app.screen.query_one("#word", Input)
-        assert entry.value == "large:~/nano-step-1200-a001-huggingface"
+        assert entry.value == "large:~/nano-step-1200-a001-huggingface-trainer"
         entry.value = "small:/data/nano"
         await pilot.press("enter")
         await settle(pilot, lambda: "no host 'small'" in screen_text(app))
         entry.value = "large:/data/nano"
         await pilot.press("enter")
         await settle(pilot, lambda: bool(actions.calls))
-    assert actions.calls == [("export", "step-1200-a001", "huggingface", "large:/data/nano")]
+    assert actions.calls == [("export", "step-1200-a001", "huggingface-trainer", "large:/data/nano")]
 
 
 async def test_export_is_refused_in_a_readonly_ui() -> None:

@@ -15,11 +15,12 @@ from midstream.tui.screens.wizard import WizardScreen
 from midstream.tui.widgets.curve import CurveView
 from midstream.tui.widgets.log_view import LogView
 from midstream.watch import resolved_config
+from midstream.watch.loss_curve import LossCurve
 from midstream_core import records
 from support.tui import fleets, prepared_migrations
 from support.tui.fleets import NOW
 from support.tui.prepared_actions import PreparedActions, PreparedSnapshots
-from support.tui.screens import app_over, screen_text, settle
+from support.tui.screens import app_over, line_with, screen_text, settle
 
 
 async def test_run_screen_shows_loss_first_at_80x24() -> None:
@@ -376,3 +377,23 @@ async def test_run_screen_fills_resized_terminal() -> None:
             await pilot.resize_terminal(*size)
             await settle(pilot)
             assert "train/loss" in screen_text(app)
+
+
+async def test_given_up_steps_are_drawn_apart_from_those_that_count() -> None:
+    curve = LossCurve()
+    curve.set_records(None, records.first_fence("small").started(None).started(5))
+    for attempt, losses in ((1, [1.0] * 5 + [100.0] * 35), (2, [2.0] * 5)):
+        first = 5 * (attempt - 1)
+        rows = [{"global_step": first + index, "train/loss": loss} for index, loss in enumerate(losses)]
+        curve.extend(attempt, [{**row, records.START_NUMBER: attempt} for row in rows])
+    app = app_over(fleets.small_fleet(fleets.run(curve=curve.rows())))
+    async with app.run_test(size=(100, 30)) as pilot:
+        await settle(pilot)
+        await pilot.press("enter")
+        await settle(pilot, lambda: isinstance(app.screen, RunScreen) and bool(app.screen.main_curve.drawn))
+        assert isinstance(app.screen, RunScreen)
+        given_up, counted = app.screen.main_curve.drawn
+        assert (given_up.given_up, counted.given_up) == (True, False)
+        assert (given_up.series.x[0], given_up.series.x[-1], counted.series.x[-1]) == (5.0, 39.0, 9.0)
+        assert "train/loss 2.0" in screen_text(app), "the newest value is of a step that counts"
+        assert "100" not in line_with(screen_text(app), "┤"), "the scale is that of the steps that count"

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.headless.serve_metrics import serve_metrics
+from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.prometheus_metrics import FleetMetrics
 from midstream.output import Output
 from midstream.watch.snapshot import Accelerator, HostView, Machine, RunView, Snapshot
@@ -33,7 +34,9 @@ HOSTILE = RunView('a"} 1\nmidstream_host_up{host="evil\x1b[2J', "gpu1", None, No
 def samples(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
     """Return what Prometheus reads, by metric and label values, in the order of the labels' names."""
     registry = CollectorRegistry()
-    registry.register(FleetMetrics(lambda: snapshot, list))
+    facts = FleetFacts()
+    facts.set_costs({"webtext": 12.5})
+    registry.register(FleetMetrics(lambda: snapshot, list, facts))
     text = generate_latest(registry).decode()
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -55,6 +58,7 @@ def test_hosts_accelerators_and_runs_are_metrics() -> None:
     assert found["midstream_run_loss", ("gpu1", "webtext")] == 3.25
     assert found["midstream_run_tokens_per_second", ("gpu1", "webtext")] == 1000
     assert found["midstream_run_checkpoint_step", ("gpu1", "webtext")] == 50, "an incomplete one does not count"
+    assert found["midstream_run_cost", ("gpu1", "webtext")] == 12.5
     assert found["midstream_runs", ()] == 1
 
 

@@ -20,6 +20,7 @@ from midstream.migrate.modes.registry import MODES
 from support.doc_pages import LANGUAGES, Block, blocks, pages
 from support.paths import REPOSITORY
 
+MAX_WORDS = 1000  # of a guide
 PATH = re.compile(r"\b(?:app|engine|tests|docs|tools|configs|locks|benchmarks)/[\w./-]*[\w/]")
 PLACEHOLDER = re.compile(r"\b(?:RUN|TARGET|MIGRATION|CHECKPOINT|HOST|PATH|SRC|DST|PROJECT)\b")
 
@@ -77,7 +78,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Constant(value=str(text)):
-                yield text
+                yield text.removeprefix("/")  # the end of a path
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.ClassDef(name=name):
                 yield name
             case ast.FunctionDef(name=name) | ast.keyword(arg=str(name)):
@@ -137,3 +138,8 @@ def test_code_in_tables_shows_no_escape(page: Path) -> None:
     """An escaped bar in code shows its backslash on the site; a bare one ends the cell elsewhere."""
     rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
     assert [row for row in rows if re.search(r"`[^`|]*\\\|[^`]*`", row)] == []
+
+
+def test_each_guide_is_read_in_minutes() -> None:
+    words = {page.stem: len(page.read_text().split()) for page in (REPOSITORY / "docs/how-to").glob("*.md")}
+    assert {name: number for name, number in words.items() if number > MAX_WORDS} == {}, "split it by task"

@@ -176,7 +176,7 @@ def test_an_unknown_event_or_field_is_a_problem() -> None:
 def test_keys_in_the_guide_of_the_terminal_ui_exist() -> None:
     known = {commands.key_name(key) for command in commands.COMMANDS for key in command.keys}
     known |= {binding[0] for binding in FormScreen.BINDINGS if isinstance(binding, tuple)} | {"tab"}
-    page = (REPOSITORY / "docs/how-to/tui.md").read_text()
+    page = "".join((REPOSITORY / f"docs/how-to/{name}.md").read_text() for name in ("tui", "curves-and-logs"))
     codes = [code for line in page.splitlines() for code in re.findall(r"`([^`]+)`", line)]
     key = re.compile(r"[A-Za-z0-9\[\]+/?:-]|ctrl\+\w|esc|enter|space|tab")
     named = [code for code in codes if key.fullmatch(code)]

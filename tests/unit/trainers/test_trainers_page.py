@@ -15,7 +15,8 @@ from midstream.trainers.run_file_parser import parse_run_file
 from midstream_host.driver.run_file import NO, UNKNOWN, YES
 from support.paths import REPOSITORY
 
-PAGE = "".join((REPOSITORY / "docs" / name / "trainers.md").read_text() for name in ("how-to", "reference"))
+PAGES = ("how-to/trainers", "how-to/trainer-examples", "reference/trainers")
+PAGE = "".join((REPOSITORY / "docs" / f"{name}.md").read_text() for name in PAGES)
 EXAMPLES = [text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "command:" in text]
 RESUMES = [text for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "resume:" in text]
 WORDS = {YES: "continues", NO: "begins again", UNKNOWN: "as the script stores it"}

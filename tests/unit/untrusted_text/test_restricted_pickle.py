@@ -12,7 +12,7 @@ import pytest
 
 from midstream_core import restricted_pickle
 from midstream_core.restricted_pickle import Global, PickleError, Record, Vocabulary, load
-from midstream_host.formats.torch_archive import PlainValues
+from midstream_core.torch_archive import PlainValues
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

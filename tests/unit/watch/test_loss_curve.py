@@ -251,3 +251,18 @@ def test_absent_metric_is_found_out_without_reading_rows(monkeypatch: pytest.Mon
     curve.extend(1, [{"global_step": 1000, "train/loss": 2.5}])
     monkeypatch.undo()
     assert run_facts.loss(replace(run, curve=curve.rows())) == 2.5
+
+
+def test_rows_behind_the_last_that_counts_are_given_up() -> None:
+    curve = LossCurve()
+    curve.extend(1, [{"global_step": step, "train/loss": float(step)} for step in range(6)])
+    assert list(curve.rows().given_up()) == []
+    # The second attempt starts again from the checkpoint of step 3.
+    curve.set_records(lineage({1: 1, 2: 2}), records.Fence(1, "a").sealed(2, "a", 3))
+    curve.extend(2, [{"global_step": 3, "train/loss": 0.5}])
+    rows = curve.rows()
+    assert [row["train/loss"] for row in rows] == [0.0, 1.0, 2.0, 0.5]
+    [(attempt, begin, stop)] = rows.given_up()
+    steps, losses = rows.points_of(attempt, "train/loss", begin, stop)
+    assert (attempt, list(steps), list(losses)) == (1, [3.0, 4.0, 5.0], [3.0, 4.0, 5.0])
+    assert list(rows.points_of(attempt, "eval/loss", begin, stop)[0]) == []

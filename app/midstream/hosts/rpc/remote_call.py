@@ -181,7 +181,7 @@ def caller(
     The interpreter is the host's or ``python``. A function that may be repeated runs in ``waiting``, of
     `open_waiting_call`, unless that has ended.
     """
-    declaration, signature, name = _declaration(function), inspect.signature(function), name_of(function)
+    declaration, signature, name = _declaration(function), _signature(function), name_of(function)
 
     def call(*positional: P.args, **named: P.kwargs) -> R:
         arguments = signature.bind(*positional, **named).arguments
@@ -211,6 +211,9 @@ def caller(
                     host.connect()
 
     return call
+
+
+_signature = functools.lru_cache(maxsize=None)(inspect.signature)
 
 
 def _argv(python: str, function: str) -> list[str]:
@@ -285,7 +288,7 @@ def start_program(
     ``waiting``: an interpreter of `open_interpreter`; a new one is started only where it has ended.
     """
     _declaration(function)
-    signature = inspect.signature(function)
+    signature = _signature(function)
 
     def start(*positional: P.args, **named: P.kwargs) -> Process:
         arguments = signature.bind(*positional, **named).arguments

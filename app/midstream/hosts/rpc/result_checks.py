@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from midstream.errors import DamagedError, RemoteError
 from midstream.hosts.rpc.answer_limits import decode
+from midstream.hosts.rpc.os_errors import plain_words
 from midstream.hosts.rpc.reporting_program import Events, Report, ReportingProgram
 from midstream.hosts.rpc.result_builder import build
 from midstream_core import json_shapes, records
@@ -41,12 +42,13 @@ def result_of(host: str, function: Callable[..., object], arguments: JsonObject,
         raise _rejected(host, name, "neither a value nor an error")
     if "error" in fields:
         lines = str(fields["error"]).strip().splitlines()
-        message, kind = f"{host}: {lines[0] if lines else 'an error without a message'}", str(fields.get("kind", ""))
+        words, hint = plain_words(host, lines[0] if lines else "an error without a message")
+        message, kind = f"{host}: {words}", str(fields.get("kind", ""))
         if kind == "NewerFormatError":  # the message says what to do
             raise DamagedError(message, kind)
         if kind == "DamagedRecordError":
             raise DamagedError(message, kind, repair_hint(host, arguments.get("run_id")))
-        raise RemoteError(message, kind)
+        raise RemoteError(message, kind, hint)
     annotation = result_type(function)
     try:
         json_shapes.check(annotation, fields["value"])

@@ -6,8 +6,8 @@ Claims are made in `migrate/proof/`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from midstream.migrate.journal.facts import Sealed
@@ -24,8 +24,8 @@ COMPARED = ("continuity", "replay overlap")  # claims whose evidence has the los
 class Claim:
     """One claim of a certificate, and the evidence for it.
 
-    ``needed``: the certificate is valid only if it is verified. ``agreed``: it may fail, because the user has agreed to
-    what it shows.
+    ``needed``: the certificate is valid only if it is verified. ``agreed``: it need not hold, because the user has
+    agreed to what it shows.
     """
 
     name: str  # "state", "data", "reference losses", "continuity"; of other trainers see `trainer_certificate`
@@ -34,6 +34,12 @@ class Claim:
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])
     needed: bool = True
     agreed: bool = False
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the certificate is not valid for this claim."""
+        missing = self.needed and self.verdict == NOT_CHECKED
+        return not self.agreed and (missing or self.verdict == CLAIM_FAILED)
 
 
 @dataclass(frozen=True)
@@ -53,22 +59,31 @@ class Certificate:
 
     @property
     def valid(self) -> bool:
-        """Whether all needed claims are verified and none failed without agreement."""
-        return all(claim.verdict == VERIFIED for claim in self.claims if claim.needed) and all(
-            claim.verdict != CLAIM_FAILED for claim in self.claims if not claim.agreed
-        )
+        """Whether no claim is in doubt."""
+        return self.doubt is None
 
     @property
     def doubt(self) -> Claim | None:
-        """The first claim for which the certificate is not valid; None where it is."""
-        return next(
-            (
-                claim
-                for claim in self.claims
-                if (claim.needed and claim.verdict != VERIFIED) or (claim.verdict == CLAIM_FAILED and not claim.agreed)
-            ),
-            None,
+        """A claim in doubt, one that failed first; None where the certificate is valid."""
+        doubts = [claim for claim in self.claims if claim.doubtful]
+        return min(doubts, key=lambda claim: claim.verdict != CLAIM_FAILED, default=None)
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Names of the claims in doubt for missing evidence alone, none for a failure."""
+        doubts = [claim for claim in self.claims if claim.doubtful]
+        failed = any(claim.verdict == CLAIM_FAILED for claim in doubts)
+        return () if failed else tuple(claim.name for claim in doubts)
+
+    def accepting(self, names: Collection[str]) -> Self:
+        """Return it with the user's agreement to the named claims that are not checked."""
+        claims = tuple(
+            replace(claim, agreed=True, statement=f"{claim.statement}; its user goes on without it")
+            if claim.name in names and claim.verdict == NOT_CHECKED
+            else claim
+            for claim in self.claims
         )
+        return replace(self, claims=claims)
 
     @property
     def unchecked(self) -> tuple[str, ...]:
@@ -97,6 +112,12 @@ class Certificate:
         Numbers that are not finite, such as a loss of NaN, become null.
         """
         return object_or_empty(records.finite_json({**asdict(self), "valid": self.valid}))
+
+    @classmethod
+    def without_evidence(cls, plan: Plan, sealed: Sealed, why: str) -> Self:
+        """Return the certificate of a target that has no evidence of what it restored."""
+        names = ("state", "data", "reference losses") if plan.trainer is None else ("state", "step")
+        return cls.issue(plan, sealed, tuple(Claim(name, NOT_CHECKED, why) for name in names))
 
     @classmethod
     def from_json(cls, value: Any, where: str = "") -> Self:

@@ -58,6 +58,7 @@ class ReplayAgreement:
     last: int | None
     largest_relative_difference: float | None  # of a step's losses; None: one of them is not finite
     tolerance: float
+    last_step_numbers: bool = False  # the trainer's checkpoints have the number of their last step
 
 
 @dataclass(frozen=True)

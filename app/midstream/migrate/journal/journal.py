@@ -7,6 +7,7 @@ established again from the hosts (``journal_recovery.py``).
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -64,6 +65,9 @@ class JournalError(MidstreamError):
             f"{path} cannot be written: {error.strerror}",
             f"make room there, then: midstream --continue {path.parent.name}",
         )
+
+
+REMEMBERED = 1 << 12  # bytes of a line whose event is remembered
 
 
 class Content:
@@ -310,7 +314,11 @@ class JournalReader:
 
 
 def _parse(line: bytes) -> Event | None:
-    """Return the event of a line; None if it is not a valid event."""
+    """Return the event of a line; None if it is not a valid event. One command reads a journal several times."""
+    return _parsed(line) if len(line) <= REMEMBERED else _parse_line(line)
+
+
+def _parse_line(line: bytes) -> Event | None:
     try:
         event = Event.from_json(json.loads(line))
         if event.event == "result":
@@ -326,17 +334,23 @@ def _parse(line: bytes) -> Event | None:
     return event
 
 
+_parsed = functools.lru_cache(maxsize=1024)(_parse_line)
+
+
 def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offset: int = 0) -> Iterator[Event]:
     """Yield events from byte ``offset`` on as written, except plan and fleet file.
 
     Ends when ``until`` is set and everything was read.
     """
+    name = str(path)  # looked at ten times a second
     while True:
         ending = until.is_set()
         try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read()
+            data = b""
+            if os.stat(name).st_size > offset:
+                with open(name, "rb") as file:
+                    file.seek(offset)
+                    data = file.read()
         except OSError:  # missing: the follower gets the result from the migration's process
             data = b""
         complete = data[: data.rfind(b"\n") + 1]

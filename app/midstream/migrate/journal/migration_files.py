@@ -193,7 +193,7 @@ class MigrationFiles:
     def request_rollback(self, *, agreed: bool = False) -> None:
         """Request a rollback.
 
-        ``agreed``: also where the target has lost the attempt that was started there.
+        ``agreed``: also where a host has lost what it had.
         """
         damaged_files.set_aside(self.request_file)
         text = damaged_files.ROLLBACK_AGREED if agreed else damaged_files.ROLLBACK
@@ -203,8 +203,8 @@ class MigrationFiles:
         """Return whether the user requested a rollback. Any other content is ignored."""
         return damaged_files.request(self.request_file) in (damaged_files.ROLLBACK, damaged_files.ROLLBACK_AGREED)
 
-    def lost_attempts_agreed(self) -> bool:
-        """Return whether the user gives up an attempt that the target has lost."""
+    def losses_agreed(self) -> bool:
+        """Return whether the user gives up what a host has lost."""
         return damaged_files.request(self.request_file) == damaged_files.ROLLBACK_AGREED
 
     def request_warm_mode(self) -> None:

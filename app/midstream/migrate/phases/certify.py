@@ -50,6 +50,10 @@ class NotCertifiedError(MidstreamError):
     code = Exit.NOT_CERTIFIED
 
 
+class NotProvenError(NotCertifiedError):
+    """Evidence for a claim is missing, and nothing contradicts it."""
+
+
 class Certify:
     """Write the certificate with its page and picture, and the downtime report.
 
@@ -63,7 +67,12 @@ class Certify:
         sealed = required(migration.journal.facts.sealed, "sealed")
         if replayed(migration):
             return self._certify_live(migration, sealed)
-        attempt, restore = self._evidence(migration, sealed)
+        newest = required(migration.journal.facts.target_attempt, "target_attempt")
+        evidence = restore_evidence.restored(target, plan.run_id, sealed, newest)
+        if evidence is None:
+            why = f"attempt {newest} on {target.name} left no evidence of what it restored"
+            return self._issue(migration, Certificate.without_evidence(plan, sealed, why))
+        attempt, restore = evidence
         source_rows = self._source_rows(migration, sealed)
         needed = min(plan.policy.certify_steps, len([row for row in source_rows if row["global_step"] >= sealed.step]))
 
@@ -84,7 +93,7 @@ class Certify:
             )
             proof = trainer_certificate.certify(plan, sealed, restore, read, complete=complete)
         self._write_downtime(migration, rows, source_rows, restore)
-        self._issue(migration, proof, run)
+        self._issue(migration, proof, run.curve)
 
     def undo(self, migration: Migration) -> None:
         """Mark the certificate's page as void; the page stays as a record."""
@@ -104,9 +113,8 @@ class Certify:
             copy_state(migration, sealed.checkpoint, StreamedCopy())
             proof = live_certificate.gather(source, target, plan, sealed, facts)
         if proof is None:
-            raise NotCertifiedError(
-                f"the target's attempt on {target.name} left no evidence of its start", "see the log of that attempt"
-            )
+            why = f"the target's attempt on {target.name} left no evidence of its start"
+            return self._issue(migration, Certificate.without_evidence(plan, sealed, why))
         run = wait_for(migration, "the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
         step = sealed.step
         source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, step - 1, step - 1)
@@ -121,15 +129,18 @@ class Certify:
             )
             entry = downtime_report.live(estimate_update.predicted_seconds(migration), last, next_one)
             records.write_json(str(migration.directory.downtime_file), entry.to_json())
-        self._issue(migration, proof, run)
+        self._issue(migration, proof, run.curve)
 
     @staticmethod
-    def _issue(migration: Migration, proof: Certificate, run: RunView) -> None:
+    def _issue(migration: Migration, proof: Certificate, curve: Sequence[LoggedRow] = ()) -> None:
         """Write the certificate. NotCertifiedError if a claim is not verified."""
+        shown = migration.directory.certificate()
+        if migration.agreed and shown is not None:
+            proof = proof.accepting(shown.unproven)
         records.write_json(str(migration.directory.certificate_file), proof.to_json())
-        records.write_bytes(str(migration.directory.picture_file), curve_picture.seam(proof, run.curve).encode())
+        records.write_bytes(str(migration.directory.picture_file), curve_picture.seam(proof, curve).encode())
         page = certificate_page.page(
-            proof, run.curve, migration.directory.picture_file.name, migration.directory.downtime()
+            proof, curve, migration.directory.picture_file.name, migration.directory.downtime()
         )
         records.write_bytes(str(migration.directory.page_file), page.encode())
         for claim in proof.claims:
@@ -139,17 +150,10 @@ class Certify:
         if not proof.valid:
             doubt = proof.doubt
             why = f"{doubt.name}: {doubt.statement}" if doubt is not None else "no claim is verified"
+            if proof.unproven:
+                hint = f"midstream --continue {plan.migration} --yes goes on without that evidence"
+                raise NotProvenError(f"not certified: {why}", hint)
             raise NotCertifiedError(f"not certified: {why}", "the run goes back to its source")
-
-    def _evidence(self, migration: Migration, sealed: Sealed) -> tuple[int, records.Restore]:
-        """Return the attempt that restored the sealed checkpoint, and its record of that."""
-        target, newest = migration.target, required(migration.journal.facts.target_attempt, "target_attempt")
-        evidence = restore_evidence.restored(target, migration.plan.run_id, sealed, newest)
-        if evidence is None:
-            raise NotCertifiedError(
-                f"attempt {newest} on {target.name} left no evidence of what it restored", "see the log of that attempt"
-            )
-        return evidence
 
     def _source_rows(self, migration: Migration, sealed: Sealed) -> list[MetricsRow]:
         """Return the source's rows from its last before the seal on; empty if preempted."""

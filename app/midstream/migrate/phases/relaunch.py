@@ -8,6 +8,7 @@ from midstream.migrate import stages
 from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
 from midstream.migrate.journal.phase_names import RELAUNCH
 from midstream.migrate.phases.cutover import copy_run_history, copy_state
+from midstream.migrate.phases.seal import seal_restored
 from midstream.migrate.source_config import agreed_config
 from midstream.migrate.steps import prepare_standby, replica
 from midstream.migrate.steps.attempt_start import start_attempt
@@ -68,6 +69,7 @@ class Relaunch:
     def undo(self, migration: Migration) -> None:
         """End the standby; if the run was sealed, close the target under the next epoch."""
         prepare_standby.end_standby_if_reachable(migration)
+        seal_restored(migration)
         if not owns_run(migration):
             return
         withdraw_stop(migration)  # after this the source can no longer seal itself

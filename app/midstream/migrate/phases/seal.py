@@ -10,9 +10,11 @@ from midstream.migrate import host_files
 from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.observation import wait_for
+from midstream.migrate.steps.ownership_records import refuse_later_owner, signed_seal
 from midstream.migrate.steps.record_commands import show_command, show_fence
 from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
+from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -37,6 +39,7 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
             if ours:
                 return _put_on_all_hosts(migration, _sealed_facts(migration, described))
         if _required_fence(migration, described).epoch < migration.plan.epoch:
+            _acquire(migration)  # its disk may have been put back, without the lock
             _seal_closed(migration, described)
     _acquire(migration)  # the seal may be another migration's: then this raises
     facts = migration.journal.facts
@@ -44,6 +47,42 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
         adopt_stop(migration)
         migration.journal.record(Facts(stop_confirmed_at=time.time()))
     return _put_on_all_hosts(migration, _sealed_facts(migration, migration.source_group.describe()))
+
+
+def seal_restored(migration: Migration) -> None:
+    """Seal a source again whose disk was put back since this migration sealed it.
+
+    A rollback then goes on as ever, from what is left there.
+
+    Raises:
+        MovedOnError: a later migration owns the run.
+        MidstreamError: nothing is left there, or steps are given up and the user has not agreed to that.
+    """
+    plan, seal = migration.plan, migration.journal.facts.sealed or signed_seal(migration)
+    if seal is None:
+        return
+    described = migration.source_group.describe()
+    if described.fence is not None and described.fence.epoch >= plan.epoch:
+        return
+    refuse_later_owner(migration, returning=True)
+    older = f"its copy of {plan.run_id} is older than this migration, restored perhaps, or its disk is not mounted"
+    if described.fence is None or not described.usable:
+        raise MidstreamError(
+            f"{plan.source} shows no complete checkpoint: {older}",
+            f"where its disk is back, midstream --continue {plan.migration} goes on; midstream --repair {plan.run_id} "
+            f"--on {plan.target_host} shows what {plan.target_host} would go on with",
+        )
+    step = max(checkpoint.step for checkpoint in described.usable)
+    if step < (seal.step or 0) and not migration.directory.losses_agreed():
+        raise MidstreamError(
+            f"{plan.source} shows step {step} of {plan.run_id}, and was sealed at step {seal.step}: {older}, and a "
+            "rollback discards the steps in between",
+            f"midstream --rollback {plan.migration} --yes accepts it",
+        )
+    _acquire(migration)
+    _wait_for_leases(migration)
+    _write_seal(migration, described, step)
+    migration.note(f"{plan.source} is sealed again, at step {step}: {older}")
 
 
 def sealed_already(migration: Migration) -> Sealed | None:
@@ -92,6 +131,7 @@ def _stop(
     """
     plan, source, attempt = migration.plan, migration.source, described.attempt
     sealing = plan.checkpoint == "now"
+    agreement = migration.journal.facts.agreement
     command = records.Command(
         records.STOP,
         epoch=plan.epoch if sealing else plan.source_epoch,
@@ -99,6 +139,7 @@ def _stop(
         migration=plan.migration,
         step=at,
         checkpoint=None if sealing or plan.trainer is None else plan.checkpoint,
+        last_step_numbers=sealing and agreement is not None and agreement.last_step_numbers,
     )
     if migration.journal.facts.sealing_attempt != attempt or migration.journal.facts.stop_sequence is None:
         migration.journal.record(Facts(source_was_running=True, sealing_attempt=attempt, stop_commanded_at=time.time()))
@@ -185,8 +226,7 @@ def _await_answer(
 def _seal_closed(migration: Migration, described: RunDescription) -> None:
     """Seal a stopped source at an existing checkpoint."""
     plan, source = migration.plan, migration.source
-    for host in migration.source_group.run_hosts:
-        wait_for_lease(host, plan.run_id, migration.note)
+    _wait_for_leases(migration)
     usable = described.usable
     if plan.checkpoint != "now":
         usable = [checkpoint for checkpoint in usable if checkpoint.name == plan.checkpoint]
@@ -195,6 +235,13 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name} has no complete checkpoint to migrate", "midstream --checkpoints RUN shows what is there"
         )
     step = max(checkpoint.step for checkpoint in usable)
+    seen = _seen_step(migration)
+    if plan.checkpoint == "now" and step < seen:
+        raise MidstreamError(
+            f"{source.name} shows step {step} of {plan.run_id}, and had step {seen}: the copy is an older one, "
+            "restored perhaps, and later steps would be given up",
+            f"put its disk back; or midstream --restart {plan.run_id} goes on from what is left",
+        )
     damaged = [checkpoint for checkpoint in described.checkpoints if checkpoint.damaged and checkpoint.step > step]
     if plan.checkpoint == "now" and damaged:
         checkpoint = max(damaged, key=lambda checkpoint: checkpoint.step)
@@ -202,14 +249,50 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name}: checkpoint {checkpoint.name} is damaged: {checkpoint.damaged}",
             f"roll back, and migrate again with --checkpoint {step}, which starts from the newest complete one",
         )
+    _write_seal(migration, described, step)
+
+
+def _wait_for_leases(migration: Migration) -> None:
+    for host in migration.source_group.run_hosts:
+        wait_for_lease(host, migration.plan.run_id, migration.note)
+
+
+def _write_seal(migration: Migration, described: RunDescription, step: int) -> None:
+    """Write the fence of a source that has stopped."""
+    plan = migration.plan
     migration.source_group.end_trainer(described.attempt)
     migration.source_group.seal(plan.migration, plan.epoch, plan.target, step)
     shows = show_fence(migration.source_paths)
     migration.log_command(
-        source,
+        migration.source,
         f"fence: ownership {plan.epoch}, owner {plan.target}; earlier owners count up to step {step}",
         shows=shows,
     )
+
+
+def _started_from(migration: Migration, fence: records.Fence) -> records.LineageEntry | None:
+    """Return the target's first start, where a signed record has its root digest.
+
+    A bucket may not have the sealed checkpoint any more: another process has completed the migration.
+    """
+    plan, signed, lineage = migration.plan, signed_seal(migration), migration.target_group.describe().lineage
+    for entry in lineage.entries if lineage is not None else ():
+        same = (entry.migration, entry.epoch, entry.first_step) == (plan.migration, plan.epoch, fence.sealed_step)
+        if same and signed is not None and (signed.step, signed.root_digest) == (entry.first_step, entry.root_digest):
+            return entry
+    return None
+
+
+def _seen_step(migration: Migration) -> int:
+    """Return the newest saved step that the source has shown to this migration.
+
+    What this machine has seen before counts, unless the plan's user has agreed to an older state.
+    """
+    plan, rehearsal = migration.plan, migration.journal.facts.rehearsal
+    seen, remembered = rehearsal.step if rehearsal is not None else 0, memory.recall(plan.run_id)
+    if remembered is not None and remembered.epoch == plan.source_epoch and remembered.step is not None:
+        seen = max(seen, remembered.step if remembered.step <= plan.route.source_step else 0)
+    return seen
 
 
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
@@ -221,6 +304,8 @@ def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:
     checkpoints = [p for p in described.checkpoints if p.complete and p.step == fence.sealed_step]
     if plan.checkpoint != "now":
         checkpoints = [checkpoint for checkpoint in checkpoints if checkpoint.name == plan.checkpoint]
+    if not checkpoints and (started := _started_from(migration, fence)) is not None:
+        return Sealed(fence.sealed_step, started.checkpoint or "", started.root_digest or "", described.attempt, fence)
     if not checkpoints:
         raise MidstreamError(
             f"the fence on {source.name} ends the source at step {fence.sealed_step}, "

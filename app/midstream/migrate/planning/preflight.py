@@ -21,6 +21,7 @@ from midstream.fleet.fleet import Fleet
 from midstream.format import size
 from midstream.hosts.host import FleetHost, Host
 from midstream.hosts.host_pool import HostPool
+from midstream.install.bundle import engine_bytes
 from midstream.install.disk_space import UNPACKED
 from midstream.install.environment import builds_environment
 from midstream.migrate import host_files
@@ -227,7 +228,7 @@ def _target(target: FleetHost, plan: Plan, fleet: Fleet, survey: Survey) -> Iter
         2 if plan.has_standby and plan.checkpoint == "now" else 1
     )  # the second is an earlier checkpoint, for the rehearsal
     state_bytes = 0 if plan.route.target_store else copies * plan.estimate.checkpoint_bytes
-    needed = (state_bytes + plan.estimate.data_bytes) * DISK_SLACK
+    needed = (state_bytes + plan.estimate.data_bytes) * DISK_SLACK + UNPACKED * engine_bytes()
     if plan.trainer is None and plan.estimate.install_bytes:
         needed += UNPACKED * plan.estimate.install_bytes / max(1, len(plan.route.target_hosts))
     elif plan.trainer is None and builds_environment(config) and not survey.facts.root_exists:
@@ -237,7 +238,9 @@ def _target(target: FleetHost, plan: Plan, fleet: Fleet, survey: Survey) -> Iter
     yield Check(
         "disk",
         PASS if free > needed else FAIL,
-        f"{size(free)} free at {target.root}, {size(needed)} needed",
+        f"{size(free)} free at {target.root}, {size(needed)} needed"
+        if free > needed
+        else f"no space left at {target.root}: {size(needed)} needed, {size(free)} free",
         "" if free > needed else f"free space on {target.name}, or choose another root in the fleet file",
     )
     if not survey.facts.root_writable:

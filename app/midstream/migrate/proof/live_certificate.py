@@ -35,7 +35,7 @@ def gather(
 ) -> Certificate | None:
     """Issue the certificate from the evidence on the hosts.
 
-    Return None where the target has no restore evidence.
+    Return None where the target has no evidence of the replay's start.
 
     Args:
         source: Source host; None: no step is compared.
@@ -51,7 +51,7 @@ def gather(
         target.root, plan.run_id, attempt, expected=sealed.step == facts.takeover_step, patience=drift_timeout
     )
     restore = target.call(run_state.restore_evidence)(target.root, plan.run_id, attempt)
-    if restore is None:
+    if restore is None or restore_evidence.is_own(restore, sealed):
         return None
     theirs: list[MetricsRow] = []
     if source is not None:
@@ -129,17 +129,18 @@ def _data(
 ) -> Claim:
     pairs = _pairs(source_rows, replica_rows)
     other = [step for step, theirs, ours in pairs if theirs["batch_digest"] != ours["batch_digest"]]
-    same = bool(pairs) and not other and restore.batch_digest == restore.recorded_batch_digest
+    failed = bool(other) or restore.batch_digest != restore.recorded_batch_digest
+    verdict = CLAIM_FAILED if failed else VERIFIED if pairs else NOT_CHECKED
     evidence = {"steps": len(pairs), "first": pairs[0][0] if pairs else None, "last": pairs[-1][0] if pairs else None}
-    if same:
+    if verdict == VERIFIED:
         statement = f"all {len(pairs)} batches from step {pairs[0][0]} to {pairs[-1][0]} are the source's"
     elif other:
         statement = f"batch {other[0]} is not the source's, nor are {len(other) - 1} more of {len(pairs)}"
     else:
         statement = (
-            "no step was done by both" if not pairs else f"batch {restore.step} is not the one that was recorded"
+            f"batch {restore.step} is not the one that was recorded" if failed else "no rows show a step done by both"
         )
-    return Claim("data", VERIFIED if same else CLAIM_FAILED, statement, evidence)
+    return Claim("data", verdict, statement, evidence)
 
 
 def _continuity(

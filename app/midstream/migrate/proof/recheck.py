@@ -117,7 +117,8 @@ def _live_claims(
         elif claim_now.verdict == claim.verdict:
             yield Check(claim.name, PASS, f"{claim_now.verdict} again: {claim_now.statement}")
         else:
-            yield Check(claim.name, FAIL, f"was {claim.verdict}, now {claim_now.verdict}: {claim_now.statement}")
+            state = FAIL if claim_now.verdict == CLAIM_FAILED else WARN
+            yield Check(claim.name, state, f"was {claim.verdict}, now {claim_now.verdict}: {claim_now.statement}")
 
 
 def _objects(role: str, host: Host | str, proof: Certificate, hosts: HostPool, store: str) -> Check:

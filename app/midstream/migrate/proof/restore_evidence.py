@@ -15,7 +15,8 @@ def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[in
     """Return the attempt that restored the sealed checkpoint, and its evidence.
 
     Attempts are read from ``newest`` down, because an attempt after a failed one continues from a later checkpoint.
-    If none restored the sealed checkpoint, the evidence of the newest restore is returned; None where there is none.
+    If none restored the sealed checkpoint, the evidence of the newest restore of another one that the target has not
+    written itself is returned; None where there is none.
     """
     newest_restore: tuple[int, records.Restore] | None = None
     for attempt in range(newest, max(sealed.attempt, newest - LOOKED_AT), -1):
@@ -24,8 +25,15 @@ def restored(target: Host, run_id: str, sealed: Sealed, newest: int) -> tuple[in
             continue
         if restore.checkpoint == sealed.checkpoint:
             return attempt, restore
-        newest_restore = newest_restore or (newest, restore)
+        if not is_own(restore, sealed):
+            newest_restore = newest_restore or (newest, restore)
     return newest_restore
+
+
+def is_own(restore: records.Restore, sealed: Sealed) -> bool:
+    """Return whether the target has restored what it had written itself."""
+    named = records.parse_checkpoint_name(restore.checkpoint)
+    return named is not None and named[1] > sealed.attempt
 
 
 def losses(

@@ -23,6 +23,7 @@ from midstream.migrate.journal.facts import Facts, Sealed
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import restore_evidence
 from midstream.migrate.proof.environment_claim import environment_claim
+from midstream.migrate.proof.first_step import first_step
 from midstream.migrate.proof.global_batch_claim import global_batch_claim
 from midstream.migrate.proof.overlap_claim import overlap_claim
 from midstream.migrate.proof.replay_overlap import LEARNING_RATE_TOLERANCE, Overlap, overlap_of
@@ -180,9 +181,7 @@ def _started_from(restore: records.Restore) -> str:
 def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complete: bool) -> Claim:
     """Check that the first logged step is the next one, within the logging interval.
 
-    Everything that the trainer wrote since its start counts, also steps below the checkpoint's. A script may store the
-    number of its last step, counted from 0, in place of the number of steps: the first row is then one too late, which
-    equal losses explain, and nothing else.
+    Everything that the trainer wrote since its start counts, also steps below the checkpoint's.
     """
     rows, since = evidence.target_rows, evidence.since_start
     if since is not None and since.contradiction:
@@ -206,34 +205,19 @@ def _step(step: int, evidence: Evidence, overlaps: Sequence[Overlap], *, complet
         return Claim("step", VERIFIED, f"the run was complete at step {step}: nothing was left to train")
     if not rows:
         return Claim("step", NOT_CHECKED, "the target has logged no step")
-    steps = [row["global_step"] for row in (*evidence.source_rows, *rows)]
-    gaps = [after - before for before, after in pairwise(steps) if after > before]
-    interval, first = max(1, min(gaps, default=1)), rows[0]["global_step"]
-    continues = step <= first < step + interval
-    if first == step + interval and any(row["global_step"] == step for row in evidence.source_rows):
-        compared = [overlap for overlap in overlaps if overlap.steps]
-        same = bool(compared) and all(overlap.identical for overlap in compared)
-        why = (
-            "it may be the last one that was done, counted from 0, or a step is missing (hint: save the number of "
-            "updates as step)"
-        )
-        if same:
-            why = "it is the last one that was done, as the losses after it are equal bit by bit"
-        return Claim(
-            "step",
-            VERIFIED if same else NOT_CHECKED,
-            f"the first step that the target logged is {first}, and the source has logged step {step} of the "
-            f"checkpoint: {why}",
-            {"first": first, "checkpoint": step, "interval": interval},
-            needed=since is None or not since.opened,
-        )
+    begun = first_step(step, evidence.source_rows, rows, overlaps)
+    measured = {"first": begun.first, "checkpoint": step, "interval": begun.interval}
+    if not begun.may_follow_last_step:
+        return Claim("step", VERIFIED if begun.continues else CLAIM_FAILED, begun.text, measured)
+    why = "it may be the last one that was done, or a step is missing (hint: save the number of updates as step)"
+    if begun.same:
+        why = "it is the last one that was done, as the losses after it are equal bit by bit"
     return Claim(
         "step",
-        VERIFIED if continues else CLAIM_FAILED,
-        f"the first step that the target logged is {first}, after {count(step, 'update')}"
-        if continues
-        else f"the first step that the target logged is {first}; the checkpoint has {count(step, 'update')}",
-        {"first": first, "checkpoint": step, "interval": interval},
+        VERIFIED if begun.same else NOT_CHECKED,
+        f"{begun.text}: {why}",
+        measured,
+        needed=since is None or not since.opened,
     )
 
 
@@ -269,12 +253,12 @@ def _continued_rate(before: Sequence[tuple[int, float]], after: tuple[int, float
     verified.
     """
     slopes = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(before[-9:]) if t > s]
-    (last_step, last), (first_step, first) = before[-1], after
-    steps, rounding = first_step - last_step, LEARNING_RATE_TOLERANCE * abs(last)
+    (last_step, last), (next_step, first) = before[-1], after
+    steps, rounding = next_step - last_step, LEARNING_RATE_TOLERANCE * abs(last)
     bend = max((abs(after - before) for before, after in pairwise(slopes)), default=0.0)
     allowed = 2 * max(map(abs, slopes), default=0.0) * steps + rounding
     expected = last + (slopes[-1] if slopes else 0.0) * steps
-    what = f"{last:.6g} at step {last_step}, then {first:.6g} at step {first_step}"
+    what = f"{last:.6g} at step {last_step}, then {first:.6g} at step {next_step}"
     evidence = {"before": last, "after": first, "allowed": allowed, "expected": expected}
     if abs(first - last) > allowed:
         return Claim("learning rate", CLAIM_FAILED, f"{what}: it has never changed so much", evidence)

@@ -71,6 +71,7 @@ class Migration:
     chain_before: records.OwnershipChain | None = None  # signed records before the seal, read before the downtime
     # When the source has permitted this process to start the target: by the wall clock, and by the monotonic one.
     start_allowed_at: tuple[float, float] | None = None
+    agreed: bool = False  # the user goes on without the evidence that the shown certificate lacks
     target_closed: bool = False  # by this process: no other one can start the target any more
     clock: StageClock = field(init=False, repr=False)
     source_group: HostGroup = field(init=False, repr=False)

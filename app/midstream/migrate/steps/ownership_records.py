@@ -139,6 +139,13 @@ def may_have_started(migration: Migration) -> bool:
     return lock.start_allowed != migration.process
 
 
+def signed_seal(migration: Migration) -> records.OwnershipRecord | None:
+    """Return the signed record that the target owns the run; None without one."""
+    chain, plan = _known_chain(migration), migration.plan
+    entries = chain.entries if chain is not None else ()
+    return next((entry for entry in entries if (entry.migration, entry.epoch) == (plan.migration, plan.epoch)), None)
+
+
 def is_returned(migration: Migration) -> bool:
     """Return whether a signed record says that this migration was rolled back.
 

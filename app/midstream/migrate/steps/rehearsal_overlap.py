@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.certificate import CLAIM_FAILED
 from midstream.migrate.journal.facts import Facts, required
 from midstream.migrate.proof import restore_evidence
+from midstream.migrate.proof.first_step import first_step
 from midstream.migrate.proof.global_batch_claim import global_batch_claim
 from midstream.migrate.proof.overlap_claim import overlap_claim
 from midstream.migrate.proof.replay_overlap import Overlap, overlap_of
@@ -19,6 +22,11 @@ from midstream_host.trainers import recorded_epoch
 ROWS_TIMEOUT = 900.0  # seconds for the source to log the steps that the rehearsal did
 BATCH_HINT = (
     "{accumulation} or {per_device} in the command with batch: {sequences: N} keep the global batch on other devices"
+)
+
+STEP_HINT = (
+    "checkpoints and rows have to count the same: metrics: {first_step: N} has the number of the first update in the "
+    "rows, metrics: {names: {step: NAME}} another field"
 )
 
 
@@ -55,7 +63,16 @@ def check(migration: Migration) -> None:
     losses = overlap_claim(plan, overlap)
     for claim in (batch, losses):
         migration.note(f"rehearsal: {claim.name}: {claim.verdict}: {claim.statement}")
-    migration.journal.record(Facts(agreement=overlap.facts()))
+    begun = first_step(rehearsal.step, source, rows, (overlap,))
+    if begun.follows_last_step:
+        migration.note(
+            f"rehearsal: step: {rehearsal.name} continues with step {begun.first}: checkpoints of {plan.run_id} have "
+            "the number of their last step, and one is added to it from here on"
+        )
+    elif not (begun.continues or begun.may_follow_last_step):
+        raise MidstreamError(f"the rehearsal on {plan.target}: step: {begun.text}", f"nothing was stopped; {STEP_HINT}")
+    agreement = dataclasses.replace(overlap.facts(), last_step_numbers=begun.follows_last_step)
+    migration.journal.record(Facts(agreement=agreement))
     for claim, hint in ((batch, BATCH_HINT), (losses, agreement_hint(overlap))):  # another batch has other losses
         if claim.verdict == CLAIM_FAILED and not claim.agreed:
             raise MidstreamError(f"the rehearsal on {plan.target}: {claim.statement}", f"nothing was stopped; {hint}")

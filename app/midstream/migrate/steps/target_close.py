@@ -47,7 +47,7 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
     if described.fence is None and not described.attempts and not started:
         return  # the target has no copy of the run
     lost = lost_attempt(plan, migration.journal.facts, described.attempts)
-    if lost and not migration.directory.lost_attempts_agreed():
+    if lost and not migration.directory.losses_agreed():
         raise MidstreamError(lost, f"midstream --rollback {plan.migration} --yes accepts it")
     there = described.fence or records.first_fence("")
     if there.epoch > plan.epoch and not back.continues(there):

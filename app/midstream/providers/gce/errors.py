@@ -34,7 +34,7 @@ _HINTS = {
     ErrorKind.STOCKOUT: "flex_start: true waits for capacity; or another zone, or another machine_type",
     ErrorKind.QUOTA: "raise it (console: IAM & Admin, Quotas, compute.googleapis.com), or another zone",
     ErrorKind.RATE: "try again in a minute",
-    ErrorKind.PERMISSION: f"{ROLE} on the project has it; docs/how-to/gcp.md lists what each command needs",
+    ErrorKind.PERMISSION: f"{ROLE} on the project has it; docs/how-to/gcp-slices.md lists what each command needs",
     ErrorKind.CREDENTIALS: "gcloud auth application-default login renews them",
     ErrorKind.INVALID: "machine_type, topology, reservation and zone have to fit: docs/reference/fleet-file.md",
     ErrorKind.EXISTS: "midstream --status shows what is there",

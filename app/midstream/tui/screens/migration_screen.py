@@ -289,7 +289,19 @@ class MigrationScreen(MidstreamScreen):
         view = self.migration_view
         if view is None or self.refuse_readonly():
             return
-        if view.state in (migration_state.INTERRUPTED, migration_state.ROLLBACK_INCOMPLETE):
+        unproven = ", ".join(view.certificate.unproven) if view.certificate is not None else ""
+        if view.state == migration_state.INTERRUPTED and unproven:
+
+            def answered(yes: bool | None) -> None:
+                if yes:
+                    self._act(partial(self.midstream.actions.continue_, agreed=True), view.migration)
+
+            lines = [
+                f"Evidence is missing: {unproven}.",
+                "It is looked for again; what is still missing is not checked.",
+            ]
+            self.app.push_screen(ConfirmScreen(f"Continue {view.plan.run_id}", lines), answered)
+        elif view.state in (migration_state.INTERRUPTED, migration_state.ROLLBACK_INCOMPLETE):
             self._act(self.midstream.actions.continue_, view.migration)
         else:
             self.notify(f"nothing to continue: {view.state}", markup=False)

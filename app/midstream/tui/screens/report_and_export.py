@@ -1,16 +1,19 @@
 """Report of a run, and export of a checkpoint.
 
-The user enters a path, then it is written in the background.
+The user chooses a format and enters a path, then it is written in the background.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 
 from midstream.operations.export_checkpoint import default_output
 from midstream.operations.report import check_report_path
 from midstream.tui.screens.base import MidstreamScreen
+from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.screens.dialogs.enter_text import EnterTextScreen
+from midstream.tui.widgets.table import Column, Row, Rows
 from midstream.watch.snapshot import RunView
 from midstream_core.export_formats import EXPORT_FORMATS
 
@@ -33,9 +36,21 @@ def ask_report(screen: MidstreamScreen, run_id: str) -> None:
 
 
 def ask_export(screen: MidstreamScreen, run: RunView, checkpoint: str) -> None:
-    """Prompt for a directory and export a checkpoint of a run to it."""
-    actions, form = screen.midstream.actions, next(iter(EXPORT_FORMATS))
-    words = (f"The weights of {checkpoint}, as {form} loads them.", f"HOST:PATH of a new directory on {run.host}.")
+    """Prompt for a format and a directory, and export a checkpoint of a run to it."""
+    formats = list(EXPORT_FORMATS)
+    rows = Rows(formats, lambda number: Row(formats[number], (formats[number], EXPORT_FORMATS[formats[number]])))
+
+    def chosen(form: Hashable) -> None:
+        if form is not None:
+            _ask_output(screen, run, checkpoint, str(form))
+
+    columns = (Column("FORMAT"), Column("WHAT IT HAS"))
+    screen.app.push_screen(ChooseScreen(f"Export {checkpoint} as", columns, rows, selected=formats[0]), chosen)
+
+
+def _ask_output(screen: MidstreamScreen, run: RunView, checkpoint: str, form: str) -> None:
+    actions = screen.midstream.actions
+    words = (f"{form}: {EXPORT_FORMATS[form]}.", f"HOST:PATH of a new directory on {run.host}.")
 
     def entered(text: str | None) -> None:
         if text is not None:

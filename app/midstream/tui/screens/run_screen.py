@@ -34,6 +34,7 @@ from midstream.tui.widgets.plot import Drawn
 from midstream.tui.widgets.plot_axes import value_words
 from midstream.tui.widgets.table import Column, Row, Rows, Table
 from midstream.watch import snapshot as watch
+from midstream.watch.loss_curve import CurveRows
 from midstream.watch.snapshot import RunView
 from midstream.watch.system_metrics import metric_of
 
@@ -75,6 +76,7 @@ class RunScreen(RunLogScreen):
         self._others = list(others)[: MAX_COMPARED - 1]
         self._banded = False  # mean and band in place of each run's curve
         self._bands = compared_runs.Bands()
+        self._series_given_up: dict[Hashable, Series] = {}
 
     def body(self) -> ComposeResult:
         glyphs = self.glyphs
@@ -150,7 +152,10 @@ class RunScreen(RunLogScreen):
         axis = self.main_curve.style_options.axis
         runs = self._drawn_runs()
         if len(runs) == 1:
-            drawn = [Drawn(self._series(run, self.metric, axis), hues=attempt_hues(run))]
+            drawn = [
+                *self._given_up(run, axis),
+                Drawn(self._series(run, self.metric, axis), hues=attempt_hues(run)),
+            ]
         elif self._banded:
             drawn = self._bands.lines(self._grouped(runs, axis))
         else:
@@ -170,6 +175,22 @@ class RunScreen(RunLogScreen):
         )
         self._show_legend()
         self.show_tiles(axis)
+
+    def _given_up(self, run: RunView, axis: str) -> list[Drawn]:
+        """Return the series of the steps that earlier attempts did and that do not count."""
+        if axis != series_cache.STEP or not isinstance(run.curve, CurveRows):
+            return []
+        before, self._series_given_up = self._series_given_up, {}
+        hues, lines = attempt_hues(run), list[Drawn]()
+        for attempt, begin, stop in run.curve.given_up():
+            key = (run.key, self.metric, attempt, begin, stop)
+            if key not in before:
+                before[key] = Series()
+                before[key].extend(*run.curve.points_of(attempt, self.metric, begin, stop), attempt)
+            series = self._series_given_up[key] = before[key]
+            colour = palette.faded(palette.series(hues.get(attempt, 0)))
+            lines.append(Drawn(series, colour=colour, smooth=False, given_up=True))
+        return lines
 
     def _grouped(self, runs: Sequence[RunView], axis: str) -> dict[str, list[Series]]:
         """Return the series of each group of the list; without groups, all together."""

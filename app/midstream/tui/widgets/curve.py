@@ -64,6 +64,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
         self._base = Style()
         self._painted: tuple[Any, ...] = ()
         self._dragged: int | None = None
+        self._panned = False  # by the drag that a click ends
         self._reported: float | None = None  # cursor of the last `CursorMoved`
         self._shown: tuple[Any, ...] = ()
 
@@ -231,7 +232,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         if not self.compact and event.button == 1:
-            self._dragged = event.x
+            self._dragged, self._panned = event.x, False
             self.capture_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
@@ -240,7 +241,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
         ends = self._view_ends
         if self._dragged is not None and self._frame is not None and ends and event.x != self._dragged:
             by = (self._dragged - event.x) / max(1, self._frame.columns)
-            self._dragged = event.x
+            self._dragged, self._panned = event.x, True
             self.see(self.viewport.panned(by, *ends))
         elif not self.pinned:
             self.cursor = self._x_at(event.x)
@@ -261,7 +262,7 @@ class CurveView(CurveDrawing, Widget, can_focus=True, inherit_bindings=False):
         elif event.chain == 2:
             self.pinned = False
             self.action_full_range()
-        elif (at := self._x_at(event.x)) is not None:
+        elif not self._panned and (at := self._x_at(event.x)) is not None:
             self.pinned = not (self.pinned and self.cursor == at)
             self.cursor = at
             self._redraw()

@@ -31,7 +31,7 @@ class LogPane(Vertical):
     def compose(self) -> ComposeResult:
         yield PagedLogView(empty=self._empty)
         yield Static(classes="status")
-        yield Input(placeholder="search: word !word   then n, N: next, previous match, e: matches only", compact=True)
+        yield Input(placeholder="search: word a|b !word   then n, N: next, previous, e: matches only", compact=True)
 
     def on_mount(self) -> None:
         self.query_one(Input).display = False

@@ -102,7 +102,7 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         """Return the parts of the status."""
         words = ["following" if self.following else "paused"]
         if self.query_words:
-            words.append(f"{'only' if self.only_matches else 'search'} {self.query_words!r}")
+            words.append(f"{'only' if self.only_matches else 'search'} '{self.query_words}'")
         if self.level:
             words.append(LEVELS[self.level])
         if self.minutes:
@@ -354,13 +354,14 @@ class LogView(ScrollView, can_focus=True, inherit_bindings=False):
         level = level_of(self._text(index))
         style = base + Style(color=palette.BAD if level == ERRORS else palette.WAIT if level else palette.TEXT)
         lead = Segment(">" if index == self._at else " ", base + Style(color=palette.ACCENT))
-        plain = [word for word in self.query_words.split() if not word.startswith("!")]
-        if not plain:
+        query = LogQuery.parse(self.query_words)
+        if not query.marked:
             stamp = _STAMP.match(text)
             if stamp is None:
                 return [lead, Segment(text, style)]
             return [lead, Segment(text[:20], base + Style(color=palette.DIM)), Segment(text[20:], style)]
-        pieces = re.split(f"({'|'.join(map(re.escape, plain))})", text, flags=re.I if self.query_words.islower() else 0)
+        marked = "|".join(map(re.escape, query.marked))
+        pieces = re.split(f"({marked})", text, flags=re.I if query.ignore_case else 0)
         mark = style + Style(color=palette.BACKGROUND, bgcolor=palette.WAIT)
         return [lead, *(Segment(piece, mark if number % 2 else style) for number, piece in enumerate(pieces) if piece)]
 

@@ -25,7 +25,8 @@ class Drawn:
     """One series and its colours: by attempt if ``colour`` is empty.
 
     ``smooth`` also draws the average. ``hues`` maps an attempt to the number of its colour; by default that is its
-    index in the series. ``dash`` is the pattern of the line, 0 for a solid one.
+    index in the series. ``dash`` is the pattern of the line, 0 for a solid one. ``given_up``: its steps do not count,
+    and the scale is that of the others.
     """
 
     series: Series
@@ -34,6 +35,7 @@ class Drawn:
     smooth: bool = True
     hues: Mapping[int, int] = field(default_factory=dict)
     dash: int = 0
+    given_up: bool = False
 
     def shade(self, number: int) -> str:
         """Return the colour of the series' ``number``-th attempt."""
@@ -105,7 +107,7 @@ def _limited(scale: Scale, limits: Range) -> Scale:
 def _by_values(shown: Sequence[Drawn], first: float, last: float, log: bool, robust: bool) -> Scale:
     values: list[float] = []
     low, top = math.inf, -math.inf
-    for drawn in shown:
+    for drawn in [drawn for drawn in shown if not drawn.given_up] or shown:
         start, stop = drawn.series.window(first, last)
         extent = drawn.series.values.extent(start, stop) if start < stop else None
         if extent:

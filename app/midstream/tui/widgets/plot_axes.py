@@ -142,7 +142,8 @@ def _seams(picture: Picture, columns: int) -> list[tuple[int, str, str]]:
 
 def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, base: Style) -> Line:
     dim, text = base + Style(color=palette.DIM), base + Style(color=palette.TEXT)
-    is_single = len(picture.shown) == 1 and not picture.shown[0].name
+    counted = [drawn for drawn in picture.shown if not drawn.given_up] or picture.shown
+    is_single = len(counted) == 1 and not counted[0].name
     name = picture.metric
     if picture.compact and len(name) > width - 10:
         name = name.rpartition("/")[2]
@@ -151,7 +152,7 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
     if at is not None:
         segments.append(Segment(f"{x_words(at, picture.axis)} ", base + Style(color=palette.ACCENT)))
     if is_single:
-        series = picture.shown[0].series
+        series = counted[0].series
         index = series.nearest(at) if at is not None else None
         value = series.values.value(index) if index is not None else series.last
         segments.append(Segment(f"{value_words(picture.metric, value)} ", text))
@@ -164,8 +165,8 @@ def _title(picture: Picture, average: float | None, width: int, glyphs: Glyphs, 
     elif is_single:
         names = dict(picture.names)
         legend = [
-            (names.get(attempt, f"attempt {attempt}"), picture.shown[0].shade(number))
-            for number, (_, attempt) in enumerate(picture.shown[0].series.attempts)
+            (names.get(attempt, f"attempt {attempt}"), counted[0].shade(number))
+            for number, (_, attempt) in enumerate(counted[0].series.attempts)
         ]
     elif len(picture.shown) > 2:
         legend = []  # a list below the curve has the names

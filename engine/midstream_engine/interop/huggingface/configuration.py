@@ -5,6 +5,8 @@ Unknown features are rejected.
 
 from __future__ import annotations
 
+import dataclasses
+
 from midstream_core.json_types import JsonValue
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import Gpt2Config, LlamaConfig, LmConfig, NeoxConfig
@@ -48,6 +50,17 @@ def from_huggingface(theirs: dict[str, ForeignValue]) -> tuple[LmConfig, int]:
         raise ConversionError(f"config.json: lacks {error}") from None
     except ConfigError as error:
         raise ConversionError(f"config.json: {error}") from None
+
+
+def with_dropout(config: LmConfig, theirs: dict[str, ForeignValue]) -> LmConfig:
+    """Return the configuration with the rates of dropout of ``config.json``.
+
+    A model that has no dropout here stays as it is.
+    """
+    if not isinstance(config, Gpt2Config):
+        return config
+    rates = {ours.partition(".")[2]: float(theirs.get(name, 0.1)) for name, ours in _DROPOUT.items() if ours}
+    return dataclasses.replace(config, **rates)
 
 
 def left_out(config: dict[str, JsonValue]) -> list[str]:

@@ -52,9 +52,10 @@ def tensors(run: ExportedRun, kind: str, dtype: str) -> Iterator[Outgoing]:
                 f"{rule.ours} has shape {parameter.shape}, too small for a vocabulary of {run.vocab_size}"
             )
         for layer in range(parameter.layers or 1):
-            make = partial(_tensor, rule, parameter, kind, layer, full_box(real))
+            make = partial(tensor, rule, parameter, kind, layer, full_box(real))
             yield Outgoing(rule.theirs.format(layer), dtype, rule.form.shape(real), make)
 
 
-def _tensor(rule: TensorRule, parameter: ExportedParameter, kind: str, layer: int, box: Box) -> np.ndarray:
+def tensor(rule: TensorRule, parameter: ExportedParameter, kind: str, layer: int, box: Box) -> np.ndarray:
+    """Return one layer of an array in Hugging Face's layout."""
     return rule.form.theirs(parameter.read(kind, layer, box))

@@ -9,9 +9,11 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import yaml
 
@@ -102,7 +104,7 @@ def import_model(source: str, directory: str, final: str, parameters: str | None
     if parameters is not None:
         mapping["trainer"]["mp"] = str(Precision.parse("f32").with_parameters(parameters))
     config = from_mapping(mapping).config
-    arrays = list(converted(config, vocab_size, read_tensors(source), rounds=parameters is not None))
+    arrays = list(converted(config, vocab_size, {PREFIX: read_tensors(source)}, rounds=parameters is not None))
     state = {
         "step": 0, "optimizer_count": 0, "schedule_count": 0, "next_sample": 0,
         "batch_schedule": config.trainer.batch_schedule().to_json(), "seed": config.trainer.seed,
@@ -134,65 +136,83 @@ def described(source: str) -> tuple[dict[str, ForeignValue], LmConfig, int]:
     return config, dataclasses.replace(model, pad_vocab_to_multiple=model.padded_vocab(vocab_size)), vocab_size
 
 
-def not_imported(source: str, config: dict[str, JsonValue]) -> list[str]:
+def not_imported(source: str, config: dict[str, JsonValue], imported: Sequence[str] = ()) -> list[str]:
     """Return a line for each part of a training that is not imported.
 
-    ``config``: its config.json.
+    ``config``: its config.json; ``imported``: files that are imported.
     """
-    names = [name for name in _OF_A_TRAINING if os.path.exists(os.path.join(source, name))]
+    names = [name for name in _OF_A_TRAINING if name not in imported and os.path.exists(os.path.join(source, name))]
     lines = [f"{', '.join(names)}: not imported: the model begins at step 0 with a new optimizer"] if names else []
     return [*lines, *left_out(config)]
 
 
 def converted(
-    config: TrainLmConfig, vocab_size: int, tensors: dict[str, np.ndarray], *, rounds: bool = False
+    config: TrainLmConfig,
+    vocab_size: int,
+    sources: Mapping[str, Mapping[str, np.ndarray]],
+    *,
+    rounds: bool = False,
+    counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[HostArray]:
-    """Yield every array of the state before the first update.
+    """Yield every array of a state; those without a source are zero.
 
-    ``rounds``: parameters may be rounded to the configuration's type.
+    Args:
+        config: Of the run.
+        vocab_size: Rows of the vocabulary without padding.
+        sources: Hugging Face's tensors by name, by the prefix of our arrays: ``PREFIX`` for the parameters.
+        rounds: Whether parameters may be rounded to the configuration's type.
+        counts: Values of scalars, by our names.
 
     Raises:
         ConversionError: A tensor is missing, unused, or has another shape.
     """
-    tensors = _with_prefix(config.model, tensors)
     logical = state_arrays(config, vocab_size)
+    tensors, rules = {}, {}
+    for prefix, given in sources.items():
+        tensors |= {prefix + name: tensor for name, tensor in _with_prefix(config.model, given).items()}
+        rules |= {prefix + rule.ours: (prefix, rule) for rule in rules_of(config.model)}
     used = _check_tied(config.model, tensors)
-    rules = {PREFIX + rule.ours: rule for rule in rules_of(config.model)}
     strange = sorted(name for name in logical if name.startswith(PREFIX) and name not in rules)
     assert not strange, strange
     arrays = []
     for name, array in logical.items():
-        rule = rules.get(name)
+        prefix, rule = rules.get(name, ("", None))
         if rule is None:
-            value = array.value
+            value = jnp.int32(counts[name]) if name in counts else array.value
             if isinstance(value, jax.Array):
                 piece = (full_box(array.shape), np.asarray(value))
                 arrays.append(HostArray(name, array.axes, array.shape, array.dtype, [piece]))
             else:
                 arrays.append(_Converted(name, array.axes, array.shape, array.dtype, []))
             continue
-        names = [rule.theirs.format(layer) for layer in range(array.shape[0])] if rule.stacked else [rule.theirs]
+        names = [prefix + rule.theirs.format(layer) for layer in range(array.shape[0] if rule.stacked else 1)]
         axes, shape = (array.axes[1:], array.shape[1:]) if rule.stacked else (array.axes, array.shape)
         expected = rule.form.shape(unpadded(axes, shape, vocab_size))
         for theirs_name in names:
             if theirs_name not in tensors:
-                raise ConversionError(f"the source lacks {theirs_name}, which config.json calls for")
+                raise ConversionError(f"the source lacks {_shown(theirs_name)}, which config.json calls for")
             if tensors[theirs_name].shape != expected:
                 raise ConversionError(
-                    f"{theirs_name} has shape {tensors[theirs_name].shape}, config.json calls for {expected}"
+                    f"{_shown(theirs_name)} has shape {tensors[theirs_name].shape}, config.json calls for {expected}"
                 )
         used.update(names)
-        sources = [tensors[name] for name in names]
+        made_of = [tensors[name] for name in names]
+        rounded = rounds and prefix == PREFIX
         arrays.append(
-            _Converted(name, array.axes, array.shape, array.dtype, [], None, sources, rule, vocab_size, rounds)
+            _Converted(name, array.axes, array.shape, array.dtype, [], None, made_of, rule, vocab_size, rounded)
         )
-    unused = sorted(name for name in tensors if name not in used and not CONSTANTS.fullmatch(name))
+    unused = sorted(_shown(name) for name in tensors.keys() - used if not CONSTANTS.fullmatch(_shown(name)))
     if unused:
         raise ConversionError(f"{len(unused)} tensors of the source have no place in the model: {', '.join(unused)}")
     yield from arrays
 
 
-def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _shown(name: str) -> str:
+    """Return a tensor's name for messages: that of a parameter is Hugging Face's own."""
+    return name.removeprefix(PREFIX)
+
+
+def _with_prefix(config: LmConfig, tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """Add the prefix ``transformer.`` that OpenAI's GPT-2 was saved without."""
     first = rules_of(config)[0].theirs
     prefix = first.split(".")[0] + "."
@@ -204,12 +224,12 @@ def _with_prefix(config: LmConfig, tensors: dict[str, np.ndarray]) -> dict[str, 
 def _check_tied(config: LmConfig, tensors: dict[str, np.ndarray]) -> set[str]:
     """Return the name of a tied head that is stored twice; check that both are equal."""
     tied = tied_head(config)
-    if tied is None or tied[0] not in tensors or tied[1] not in tensors:
+    if tied is None or PREFIX + tied[0] not in tensors or PREFIX + tied[1] not in tensors:
         return set()
-    head, table = tensors[tied[0]], tensors[tied[1]]
+    head, table = tensors[PREFIX + tied[0]], tensors[PREFIX + tied[1]]
     if head.shape != table.shape or not np.array_equal(head, table):
         raise ConversionError(f"{tied[0]} differs from {tied[1]}, and config.json says that they are tied")
-    return {tied[0]}
+    return {PREFIX + tied[0]}
 
 
 def started_with(model: LmConfig, source: str, final: str, tokenizer: str | None) -> dict[str, ForeignValue]:

@@ -92,7 +92,7 @@ def _both(
 
 
 def rules_of(config: LmConfig) -> list[TensorRule]:
-    """Return the rules of a model's arrays, in the order of Hugging Face's files."""
+    """Return the rules of a model's arrays, in the order of transformers' modules."""
     match config:
         case Gpt2Config():
             layer, ours = "transformer.h.{}.", "blocks/stacked/"
@@ -112,15 +112,15 @@ def rules_of(config: LmConfig) -> list[TensorRule]:
             attention, mlp = config.has_attention_bias, config.has_mlp_bias
             return [
                 TensorRule("token_embeddings/weight", "model.embed_tokens.weight", _TABLE),
-                *_both(f"{ours}input_layernorm", f"{layer}input_layernorm", _VECTOR, False),
                 *_both(f"{ours}self_attn/q_proj", f"{layer}self_attn.q_proj", _linear(1), attention),
                 *_both(f"{ours}self_attn/k_proj", f"{layer}self_attn.k_proj", _linear(1), attention),
                 *_both(f"{ours}self_attn/v_proj", f"{layer}self_attn.v_proj", _linear(1), attention),
                 *_both(f"{ours}self_attn/o_proj", f"{layer}self_attn.o_proj", _linear(2), attention),
-                *_both(f"{ours}post_attention_layernorm", f"{layer}post_attention_layernorm", _VECTOR, False),
                 *_both(f"{ours}mlp/gate_proj", f"{layer}mlp.gate_proj", _linear(1), mlp),
                 *_both(f"{ours}mlp/up_proj", f"{layer}mlp.up_proj", _linear(1), mlp),
                 *_both(f"{ours}mlp/down_proj", f"{layer}mlp.down_proj", _linear(1), mlp),
+                *_both(f"{ours}input_layernorm", f"{layer}input_layernorm", _VECTOR, False),
+                *_both(f"{ours}post_attention_layernorm", f"{layer}post_attention_layernorm", _VECTOR, False),
                 *_both("norm", "model.norm", _VECTOR, False),
                 *([] if config.tie_word_embeddings else _both("lm_head", "lm_head", _linear(1), False)),
             ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from midstream_core.learning_rate import LEVANTER_0_2, LEVANTER_1_2
 from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.load import from_mapping
-from midstream_engine.config.model import LlamaConfig, LmConfig
+from midstream_engine.config.model import LmConfig
 from midstream_engine.data.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
@@ -23,6 +23,7 @@ from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.levanter.arrays import ZARR2, StoredArray, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import config_beside, read_config, translate
 from midstream_engine.interop.levanter.data import Data, names_data, read_data
+from midstream_engine.interop.levanter.layout import ArrayRule, rule_of
 from midstream_engine.interop.levanter.optimizer_state import (
     CLIP,
     MOMENTS,
@@ -40,17 +41,6 @@ from midstream_engine.interop.levanter.precision import apply_stored_types
 from midstream_engine.interop.tokenizer_files import beside_data, first_at
 
 _AVERAGE = "model_averaging/model/"
-
-
-@dataclass(frozen=True)
-class ArrayRule:
-    """The source of one of our arrays, and the function from theirs to ours.
-
-    The function maps a layer of theirs, or all of it.
-    """
-
-    theirs: str
-    turn: Callable[[np.ndarray, tuple[int, ...]], np.ndarray]
 
 
 def open_levanter(
@@ -185,7 +175,7 @@ def _match(
         prefix = next((place for place in places if name.startswith(place)), None)
         if prefix is None:
             continue
-        rule = _rule(model, name.removeprefix(prefix))
+        rule = rule_of(model, name.removeprefix(prefix))
         stored = sources.get(places[prefix] + rule.theirs)
         if stored is None:
             matched.missing.append(places[prefix] + rule.theirs)
@@ -237,39 +227,3 @@ def _pieces(rule: ArrayRule, stacked: bool, shape: tuple[int, ...], plane: int, 
     inner = shape[1:] if stacked else shape
     ours = rule.turn(read, inner)
     return [(((plane, plane + 1), *full_box(inner)), ours[None]) if stacked else (full_box(shape), ours)]
-
-
-def _same(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    del shape
-    return array
-
-
-def _turned(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Turn [out..., in] to [in, out...]."""
-    return np.moveaxis(array, -1, 0).reshape(shape)
-
-
-def _output(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Turn [out, in...] to [in..., out]."""
-    return np.moveaxis(array, 0, -1).reshape(shape)
-
-
-def _rule(model: LmConfig, ours: str) -> ArrayRule:
-    llama = isinstance(model, LlamaConfig)
-    layers = "transformer/layers/stacked/" if llama else "transformer/blocks/stacked/"
-    names = {
-        "token_embeddings/weight": "embeddings/token_embeddings/weight",
-        "position_embeddings/weight": "embeddings/position_embeddings/weight",
-        "ln_f/weight": "transformer/ln_f/weight", "ln_f/bias": "transformer/ln_f/bias",
-        "norm/weight": "transformer/norm/weight", "lm_head/weight": "lm_head/weight",
-    }  # fmt: skip
-    theirs = names.get(ours)
-    if theirs is None:
-        theirs = ours.replace("blocks/stacked/", layers)
-        if not llama:
-            for mine, yours in (("attn/qkv", "attn/c_attn"), ("attn/proj", "attn/c_proj"), ("mlp/up", "mlp/c_fc"),
-                                ("mlp/down", "mlp/c_proj")):  # fmt: skip
-                theirs = theirs.replace(mine, yours)
-    if not llama or not ours.endswith("/weight") or "norm" in ours or "embeddings" in ours:
-        return ArrayRule(theirs, (lambda array, shape: array.reshape(shape)) if ours.endswith("/bias") else _same)
-    return ArrayRule(theirs, _output if "o_proj" in ours or "down_proj" in ours or "lm_head" in ours else _turned)

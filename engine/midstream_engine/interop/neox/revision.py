@@ -163,6 +163,14 @@ class Revision:
             notes.append(f"{what} {taken}, as {option} says" if given else f"{what} {taken}: {reasons}")
 
 
+def commit_of(*, outside: bool) -> str:
+    """Return a commit of a NeoX with blocked grouped queries.
+
+    ``outside``: where it adds RMSNorm's epsilon.
+    """
+    return _COMMITS[1 if outside else 2].split()[-1]
+
+
 def text_in(state: TorchState, name: str) -> str:
     """Return a text of a file's state, or a number as YAML reads a commit of digits.
 

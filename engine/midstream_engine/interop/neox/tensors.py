@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ Key = tuple[int, str]  # layer as NeoX counts them: 0 the embedding, blocks from
 FIRST_BLOCK = 2
 
 _NAME = re.compile(r"(?:sequential\.)?(\d+)\.(.+)")
-_TIED = "tied_modules.embed.word_embeddings.weight"
+TIED = "tied_modules.embed.word_embeddings.weight"
 # Constants that the configuration implies: rotary frequencies, causal masks.
 CONSTANTS = re.compile(r".*(inv_freq|masked_bias|attention\.bias)$")
 _GATED = ("mlp.linear1", "mlp.dense_h_to_4h")  # with a gated activation [up; gate], else up alone
@@ -52,7 +53,7 @@ def key_of(name: str) -> Key:
 
     The name is one in a module, a layer file (after its layer) or an optimizer.
     """
-    if name == _TIED:
+    if name == TIED:
         return 0, "word_embeddings.weight"
     match = _NAME.fullmatch(name)
     if match is None:
@@ -113,6 +114,44 @@ class Merging:
         if name not in _SUMMED:
             self.differing.add(name)
         return np.asarray(np.mean(np.stack(parts), 0, dtype=np.float64), np.float32)
+
+    def split(self, name: str, kind: str, array: np.ndarray, ranks: int) -> list[np.ndarray]:
+        """Return each rank's part of an array, which `merge` joins again.
+
+        Raises:
+            ConversionError: It cannot be divided over so many ranks.
+        """
+        axis = self.axis(name)
+        if axis is None:
+            alone = name in _SUMMED and self.parallel_residual and kind == "fp32"
+            return [array if rank == 0 or not alone else np.zeros_like(array) for rank in range(ranks)]
+        shares = [1]
+        if name.startswith("attention.query_key_value") and self.groups != self.heads and self.blocked:
+            shares = [self.heads, self.groups, self.groups]
+        elif name.startswith(_GATED) and self.gated:
+            shares = [1, 1]
+        edges = np.cumsum(shares)[:-1] * array.shape[axis] // sum(shares)
+        parts = [np.split(stack, ranks, axis) for stack in np.split(array, edges, axis)]
+        return [np.concatenate([stack[rank] for stack in parts], axis) for rank in range(ranks)]
+
+    def rank_shape(self, name: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+        """Return the shape of each part of `split`.
+
+        Raises:
+            ConversionError: It cannot be divided over so many ranks.
+        """
+        axis = self.axis(name)
+        if axis is None:
+            return shape
+        units = shape[axis]
+        if name.startswith("attention."):
+            units = math.gcd(self.heads, self.groups)
+        elif name.startswith(_GATED) and self.gated:
+            units //= 2
+        if units % ranks:
+            what = "heads" if name.startswith("attention.") else "rows" if axis == 0 else "columns"
+            raise ConversionError(f"{name}: {units} {what} cannot be divided over {ranks} tensor-parallel ranks")
+        return (*shape[:axis], shape[axis] // ranks, *shape[axis + 1 :])
 
     def full_shape(self, name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Return the shape of ``merge``'s result.

@@ -12,11 +12,11 @@ import stat
 from typing import Any, Callable, Dict, Iterator, List, Match, Optional, Pattern, Tuple, cast
 
 from midstream_core import records
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue
 from midstream_core.safetensors_header import check_size
+from midstream_core.torch_archive import TorchArchive
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_archive import TorchArchive
 
 MAX_FILES = 100_000  # of a checkpoint: a file for each chunk of each array is normal for zarr
 TEXT_LIMIT = 64 << 20  # bytes of a JSON file: the log history of a long run has some

@@ -6,12 +6,12 @@ import posixpath
 import re
 from typing import Dict, List, Optional, Set, cast
 
+from midstream_core import dcp_metadata
+from midstream_core.dcp_metadata import DcpMetadata
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.step_names import STEP_NAMES, step_of_number
-from midstream_host.formats import dcp_metadata
-from midstream_host.formats.dcp_metadata import DcpMetadata
 
 METADATA = ".metadata"
 _OF_RANK = r"__(\d{1,6})\.metadata"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import struct
 from typing import Dict, List, Optional
 
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
 from midstream_host.driver.metrics.rows import MAX_STEP, NAME_LIMIT, Columns, Point
 from midstream_host.formats import protobuf
-from midstream_host.formats.errors import FormatError
 from midstream_host.formats.framed_records import RECORD_LIMIT, LargeRecordError, tf_records
 
 PATTERN = "**/events.out.tfevents.*"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, List, Optional, Tuple
 
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue
 from midstream_host.driver.metrics.parser import IndependentParts, Parsed
 from midstream_host.driver.metrics.rows import Columns, Point
 from midstream_host.formats import protobuf
-from midstream_host.formats.errors import FormatError
 from midstream_host.formats.framed_records import wandb_records
 
 PATTERN = "**/run-*.wandb"

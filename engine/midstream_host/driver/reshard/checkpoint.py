@@ -12,6 +12,9 @@ import posixpath
 import re
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from midstream_core import pickle_tree
+from midstream_core.format_error import FormatError
+from midstream_core.pickle_tree import Value, items_of, pairs_of, value_of
 from midstream_host.driver.checkpoints.checkpoint import IncompleteError
 from midstream_host.driver.checkpoints.checkpoint_tree import CheckpointTree
 from midstream_host.driver.checkpoints.deepspeed import check_tag
@@ -27,9 +30,6 @@ from midstream_host.driver.reshard.division import (
 )
 from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
 from midstream_host.driver.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
-from midstream_host.formats import pickle_tree
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Value, items_of, pairs_of, value_of
 from midstream_host.formats.torch_tree import shape_of
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")

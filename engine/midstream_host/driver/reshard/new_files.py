@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from midstream_core import pickle_tree, pickle_writer
+from midstream_core.format_error import FormatError
+from midstream_core.pickle_tree import Items, Made, Pairs, Step, Value, items_of, pairs_of, set_value, value_of
+from midstream_core.torch_writer import NewMember, text_member
 from midstream_host.driver.reshard.checkpoint import ModelFile, ModelRank, StoredCheckpoint, optimizer_name
 from midstream_host.driver.reshard.division import Division, Piece
 from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
 from midstream_host.driver.reshard.segments import Archive, Segment, copy_segments, joined, zeros
-from midstream_host.formats import pickle_tree, pickle_writer, torch_tree
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Items, Made, Pairs, Step, Value, items_of, pairs_of, set_value, value_of
+from midstream_host.formats import torch_tree
 from midstream_host.formats.torch_tree import Tensor, tensor_of
-from midstream_host.formats.torch_writer import NewMember, text_member
 
 _MARK = "#"  # after the name of a storage that was copied for another flat tensor
 

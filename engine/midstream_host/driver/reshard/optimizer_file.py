@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Dict, List, Optional, Set, Tuple
 
+from midstream_core import pickle_tree
+from midstream_core.format_error import FormatError
+from midstream_core.pickle_tree import Value, items_of, pairs_of, value_of
 from midstream_host.driver.reshard.segments import Archive, Segment
-from midstream_host.formats import pickle_tree, torch_tree
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Value, items_of, pairs_of, value_of
+from midstream_host.formats import torch_tree
 from midstream_host.formats.torch_tree import Tensor, tensor_of
 
 FP32 = "fp32"

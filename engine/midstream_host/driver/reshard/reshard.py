@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import ctypes
 import fcntl
+import io
 import os
 import posixpath
 import shutil
 import threading
-from typing import Callable, Dict, Generator, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Callable, Dict, Generator, List, NamedTuple, Optional
 
 from midstream_core import records
+from midstream_core.format_error import FormatError
+from midstream_core.torch_writer import write_archive
 from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
 from midstream_host.driver.reshard.errors import ReshardError
 from midstream_host.driver.reshard.new_files import NewFile, new_files
 from midstream_host.driver.reshard.segments import BLOCK, Archive
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_writer import write_archive
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 LATEST = "latest"
 MAX_RANKS = 1 << 14
 _STATE = "reshard.json"  # in the directory of a conversion: what it converts
 _WRITTEN = ".partial"
-_THREADS = min(4, os.cpu_count() or 1)
+_THREADS = min(8, 4 * (os.cpu_count() or 1))  # most wait for the disk
+_FLUSHED = 32 << 20  # bytes after which the disk begins to write them, while more is read
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_SYNC = getattr(ctypes.CDLL(None), "sync_file_range", None)
 Progress = Callable[[int, int], None]  # bytes that are written, of all
 
 
@@ -205,10 +213,28 @@ class _Count:
             self._progress(self._done, self._total)
 
 
+class _FlushedFile(io.FileIO):
+    """File whose bytes go to the disk while it is written.
+
+    Little is left to wait for at its end.
+    """
+
+    _flushed = 0
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write bytes; where the C library can, begin to write the last ones to the disk."""
+        size = super().write(data)
+        end = self.tell()  # codespell:ignore tell
+        if end - self._flushed >= _FLUSHED and _SYNC is not None:
+            _SYNC(self.fileno(), ctypes.c_int64(self._flushed), ctypes.c_int64(end - self._flushed), _WRITE)
+            self._flushed = end
+        return size
+
+
 def _write(work: str, file: NewFile, finished: List[str], count: _Count) -> None:
     path = posixpath.join(work, file.name)
     if file.name not in finished:
-        with open(path + _WRITTEN, "wb+") as output:
+        with io.BufferedRandom(_FlushedFile(path + _WRITTEN, "w+")) as output:
             write_archive(output, file.folder, file.members)
             output.flush()
             os.fsync(output.fileno())

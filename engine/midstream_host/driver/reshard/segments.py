@@ -13,9 +13,9 @@ from typing import BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTupl
 
 from midstream_core import records
 from midstream_core.crc32_parts import MemberParts, combined
+from midstream_core.format_error import FormatError
+from midstream_core.torch_archive import PICKLE_LIMIT
 from midstream_core.torch_members import Member, members_of
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_archive import PICKLE_LIMIT
 
 BLOCK = 4 << 20  # bytes in memory of each thread that copies
 

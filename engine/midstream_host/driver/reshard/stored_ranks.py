@@ -11,10 +11,10 @@ import re
 from typing import NamedTuple, cast
 
 from midstream_core import records
+from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue, object_or_empty
+from midstream_core.torch_archive import TorchArchive
 from midstream_host.driver.reshard.errors import ReshardError
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.torch_archive import TorchArchive
 
 _MODEL = re.compile(r"(?:zero_pp_rank_0_)?mp_rank_(\d{1,6})_model_states\.pt")
 

@@ -102,7 +102,13 @@ def test_missing_skip_step_window_and_average_are_named(tmp_path: Path) -> None:
             open_levanter(str(folder))
 
 
-@pytest.mark.parametrize("name", ["adopt", "cautious", "lion", "lion-plain", "muon", "muon-kimi"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lion-plain",
+        *(pytest.param(name, marks=pytest.mark.drawn) for name in ("adopt", "cautious", "lion", "muon", "muon-kimi")),
+    ],
+)
 def test_next_updates_have_levanters_losses(name: str) -> None:
     """With clipping and decay; lion-plain without. The Muons have different iterations, scalings and momentums."""
     wanted = expected(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from midstream_core import records
 from support.engines.engine_runs import Engine
 
@@ -52,6 +54,7 @@ def _step(name: str) -> int:
     return parsed[0]
 
 
+@pytest.mark.drawn
 def test_damaged_fence_delays_exit_after_last_step(tmp_path: Path) -> None:
     flags = ("--trainer.num_train_steps", "40", "--trainer.checkpointer.save_interval", "1h")
     with Engine(tmp_path, *flags) as engine:

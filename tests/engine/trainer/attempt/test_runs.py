@@ -281,6 +281,7 @@ sys.exit(train.main())
 """
 
 
+@pytest.mark.drawn
 def test_run_of_another_random_generator_is_named(root: Path) -> None:
     flags = ["--trainer.num_train_steps", "2"]
     with Engine(root, *flags, devices=1, run_id="generator", program=OTHER_GENERATOR) as engine:
@@ -310,6 +311,7 @@ def test_corrupt_checkpoint_is_no_fresh_start(uninterrupted_run: Engine, root: P
     assert engine.rows(1) == []
 
 
+@pytest.mark.drawn
 def test_finished_run_started_again_compiles_nothing(uninterrupted_run: Engine, root: Path, tmp_path: Path) -> None:
     shutil.copytree(uninterrupted_run.paths.dir, root / "runs" / "again", ignore=shutil.ignore_patterns("attempts"))
     flags = ["--trainer.jax_compilation_cache_dir", str(tmp_path / "cache"), "--data.train_urls", "[missing.txt]"]

@@ -147,7 +147,7 @@ def alone(root: str, fresh: TrainState) -> list[float]:
 
 @pytest.mark.parametrize(
     ("devices", "per_device"),
-    [(1, 4), pytest.param(2, 1, marks=pytest.mark.drawn), (4, 1), pytest.param(8, -1, marks=pytest.mark.drawn)],
+    [(4, 1), *(pytest.param(*each, marks=pytest.mark.drawn) for each in ((1, 4), (2, 1), (8, -1)))],
 )
 def test_devices_and_accumulation_keep_loss(
     root: str, fresh: TrainState, alone: list[float], devices: int, per_device: int
@@ -198,6 +198,7 @@ def test_bfloat16_is_near_float32_with_float32_masters(root: str, fresh: TrainSt
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(state.model)} == {"float32"}
 
 
+@pytest.mark.drawn
 def test_llama_trains_in_bfloat16_with_rematerialisation(root: str) -> None:
     """The configuration of accelerators as far as a CPU supports it: all but the kernels."""
 

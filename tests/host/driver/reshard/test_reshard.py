@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 
+from midstream_core import pickle_tree
 from midstream_host.driver.reshard import reshard as module
 from midstream_host.driver.reshard.checkpoint import StoredCheckpoint
 from midstream_host.driver.reshard.errors import ReshardError
 from midstream_host.driver.reshard.optimizer_file import OptimizerFile
 from midstream_host.driver.reshard.reshard import reshard, tag_of
 from midstream_host.driver.reshard.segments import Archive
-from midstream_host.formats import pickle_tree, torch_tree
+from midstream_host.formats import torch_tree
 from midstream_host.formats.torch_tree import tensor_of
 
 FIXTURES = Path(__file__).resolve().parents[3] / "fixtures"

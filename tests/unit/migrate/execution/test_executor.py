@@ -24,7 +24,9 @@ from midstream.migrate.journal import migration_directory, migration_state, phas
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import Journal, JournalError
-from midstream.migrate.phases.certify import Certify, NotCertifiedError
+from midstream.migrate.phases.certify import Certify, NotCertifiedError, NotProvenError
+from midstream.migrate.phases.cutover import Cutover
+from midstream.migrate.phases.relaunch import Relaunch
 from midstream.migrate.proof import certificate_page
 from midstream.migrate.steps.migration import Migration, NeedsOperatorError
 from midstream.migrate.steps.preemption import PreemptedError
@@ -63,6 +65,9 @@ def migration(tmp_path: Path) -> Migration:
     """Create a migration that is sealed at step 7."""
     made = unsealed(tmp_path)
     made.journal.record(Facts(sealed=SEALED))
+    paths = made.source_paths
+    ownership.acquire(root=paths.root, run_id="r", migration="m", epoch=2, owner="b", seconds=60.0)
+    ownership.seal(root=paths.root, run_id="r", epoch=2, owner="b", sealed_step=7, migration="m")
     return made
 
 
@@ -77,7 +82,9 @@ def unsealed(tmp_path: Path) -> Migration:
     return Migration(PLAN, directory, journal, fleet, hosts, Watcher(fleet, hosts))
 
 
-def carry_out(migration: Migration, monkeypatch: pytest.MonkeyPatch, *steps: Step, rollback: bool = False) -> Exit:
+def carry_out(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, *steps: Step | Relaunch | Cutover, rollback: bool = False
+) -> Exit:
     monkeypatch.setattr(executor, "phases", lambda: steps)
     return executor.execute(migration, rollback=rollback)
 
@@ -136,7 +143,7 @@ def test_preempted_target_is_rolled_back_without_a_question(
     migration: Migration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its provider reports that what it had is lost: waiting for a user would cost time alone."""
-    migration.journal.record(Facts(relaunching=True, target_attempt=2))
+    migration.journal.record(Facts(relaunching=True))
     monkeypatch.setattr(executor, "_may_go_on", lambda _: True)  # it does not answer
     failing = Step(phase_names.CERTIFY, raising(PreemptedError("b was preempted")))
     assert carry_out(migration, monkeypatch, failing) == Exit.FAILED
@@ -202,6 +209,18 @@ def test_failed_certificate_has_its_exit_code(migration: Migration, monkeypatch:
     )
     assert executor.execute(migration) == Exit.NOT_CERTIFIED, "it has ended; a later process gets the same code"
     assert executor.execute(migration, rollback=True) == Exit.NOT_CERTIFIED
+
+
+def test_missing_evidence_gives_up_no_step(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its user goes on without it; where the target shows that it has done nothing, the source continues."""
+    migration.journal.record(Facts(relaunching=True))
+    shows: list[bool] = [True]
+    monkeypatch.setattr(executor, "_may_go_on", lambda _: shows.pop())
+    step = Step(phase_names.CERTIFY, raising(*(NotProvenError("data", "midstream --continue m --yes") for _ in "ab")))
+    assert carry_out(migration, monkeypatch, step) == Exit.INTERRUPTED
+    assert "midstream --continue m --yes" in migration.directory.view().error
+    shows.append(False)
+    assert carry_out(migration, monkeypatch, step) == Exit.NOT_CERTIFIED
 
 
 def test_unexpected_error_is_one_line_and_rolled_back(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +316,7 @@ def test_rollback_reports_that_nothing_is_running(tmp_path: Path, monkeypatch: p
 
 def test_incomplete_rollback_continues_with_first_reason(migration: Migration, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = Path(migration.source_paths.dir, "migration_lock.json")
+    before = lock.read_text()
     lock.write_text("{partial")
     assert (
         carry_out(migration, monkeypatch, Step(phase_names.CERTIFY, raising(NotCertifiedError("failed"))))
@@ -306,7 +326,7 @@ def test_incomplete_rollback_continues_with_first_reason(migration: Migration, m
     assert view.state == migration_state.ROLLBACK_INCOMPLETE
     assert "migration_lock.json" in view.error
     assert "midstream --continue m continues the rollback" in view.error
-    lock.unlink()
+    lock.write_text(before)
     forward = Step(phase_names.CUTOVER)
     assert carry_out(migration, monkeypatch, forward) == Exit.NOT_CERTIFIED
     assert (migration.directory.view().error, forward.runs) == ("failed", 0)
@@ -405,6 +425,23 @@ def test_failure_after_damaged_journal_is_not_rolled_back(
     failing = Step(phase_names.RELAUNCH, raising(MidstreamError("the target ended")))
     assert carry_out(migration, monkeypatch, failing) == Exit.INTERRUPTED
     assert "midstream --rollback m --yes goes back to step 7 on a" in migration.directory.view().error
+
+
+def test_restored_source_starts_beside_no_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its disk was put back, from before the seal. On the old code it was started while the target trained."""
+    migration = unsealed(tmp_path)
+    migration.journal.record(Facts(sealed=SEALED))
+    run = RunDirectory(tmp_path / "other", "r")
+    run.paths = migration.source_paths
+    run.checkpoint(5)
+    ownership.acquire(root=run.paths.root, run_id="r", migration="m", epoch=2, owner="b", seconds=60.0)
+    RunDirectory(tmp_path / "b", "r").fence(2, "b", 7, [records.Seal(1, 7).to_json()])
+    assert carry_out(migration, monkeypatch, Relaunch(), Cutover(), rollback=True) == Exit.INTERRUPTED
+    assert "a shows step 5 of r, and was sealed at step 7" in migration.directory.view().error
+    migration.directory.request_rollback(agreed=True)
+    assert executor.execute(migration) == Exit.DONE
+    fences = [records.Fence.read(records.RunPaths(str(tmp_path / name), "r").fence) for name in ("a", "b")]
+    assert [(fence.epoch, fence.owner, fence.sealed_step) for fence in fences] == [(3, "a", 5)] * 2
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"roll"], ids=["empty", "list", "garbage", "partial"])

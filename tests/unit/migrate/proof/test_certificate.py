@@ -11,7 +11,7 @@ import pytest
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.journal.facts import Sealed
 from midstream.migrate.journal.plan import MATMUL_PRECISION, PRECISION, Change, Plan
-from midstream.migrate.proof import certificate_page, copy_certificate, curve_picture
+from midstream.migrate.proof import certificate_page, copy_certificate, curve_picture, live_certificate
 from midstream_core import records
 from support.hostile_text import ALL, unsafe
 from support.migrations.sample_plan import PLAN, changed
@@ -42,9 +42,8 @@ def test_exact_restore_is_verified_without_continuity() -> None:
         ("state", {"root_digest": "d2"}, ROWS),
         ("state", {"step": 9}, ROWS),
         ("data", {"batch_digest": "b11"}, ROWS),
-        ("data", {"recorded_batch_digest": ""}, ROWS),
+        ("data", {"recorded_batch_digest": "b11"}, []),
         ("data", {}, [{**ROWS[0], "batch_digest": "b11"}]),
-        ("data", {}, []),
         ("reference losses", {"recomputed_losses": [2.0, 3.01]}, ROWS),
         ("reference losses", {"recomputed_losses": [2.0, float("nan")]}, ROWS),
     ],
@@ -60,6 +59,20 @@ def test_missing_reference_losses_are_not_checked(recomputed: list) -> None:
     proof = copy_certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, recomputed_losses=recomputed), ROWS, [])
     assert verdicts(proof)["reference losses"] == NOT_CHECKED
     assert not proof.valid
+
+
+@pytest.mark.parametrize(("restore", "rows"), [({"recorded_batch_digest": ""}, ROWS), ({}, [])])
+def test_missing_evidence_is_not_checked(restore: dict, rows: list) -> None:
+    """On the old code rows that a power cut had taken rolled a target back, with the steps that it had done."""
+    copied = copy_certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, **restore), rows, [])
+    live = live_certificate.certify(PLAN, SEALED, SEALED.starting_point, RESTORE, [], [], None)
+    for proof in (copied, live):
+        assert verdicts(proof)["data"] == NOT_CHECKED
+        assert (proof.valid, proof.unproven) == (False, ("data",))
+        agreed = proof.accepting(proof.unproven)
+        assert (agreed.valid, agreed.unchecked) == (True, proof.unchecked)
+    wrong = copy_certificate.certify(PLAN, SEALED, dataclasses.replace(RESTORE, step=9), [], [])
+    assert (wrong.unproven, wrong.accepting(("state", "data")).valid) == ((), False), "a contradiction is not agreed to"
 
 
 def test_finished_run_needs_no_consumed_batch() -> None:

@@ -125,7 +125,7 @@ class ListScreen(MidstreamScreen):
         """Return the text of a list whose items are all hidden."""
         lines = []
         if self.list_layout.filter:
-            lines += [f"no match for {self.list_layout.filter!r}", "esc clears the filter"]
+            lines += [f"no match for '{self.list_layout.filter}'", "esc clears the filter"]
         if self.list_layout.hide_finished and self.listing.finished is not None:
             lines.append("finished ones are hidden: f shows them")
         return tuple(lines)

@@ -13,9 +13,9 @@ import zlib
 from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple, cast
 
 from midstream_core import records, restricted_pickle
+from midstream_core.format_error import FormatError
 from midstream_core.restricted_pickle import SCALARS, Global, Record, Vocabulary, items_of
 from midstream_core.torch_members import members_of
-from midstream_host.formats.errors import FormatError
 
 DIRECTORY_LIMIT = 64 << 20  # bytes of an archive's directory: about half a million members
 PICKLE_LIMIT = 64 << 20  # bytes of the pickle, which has no tensor's numbers
@@ -118,7 +118,7 @@ class TorchArchive:
             FormatError: The file is partial, or no such archive.
             OSError: The file cannot be read.
         """
-        self._file = _LimitedReads(path, begin, size)
+        self._file = FilePart(path, begin, size)
         try:
             self._members = members_of(cast("BinaryIO", self._file), self._file.size)
         except ValueError as error:
@@ -207,13 +207,13 @@ def _plain(data: bytes) -> Any:
         raise FormatError("its pickle cannot be read: {}".format(error)) from None
 
 
-class _LimitedReads(io.RawIOBase):
+class FilePart(io.RawIOBase):
     """Part of a file; it refuses to read more at once than a directory has.
 
     The sizes of reads come from the file itself.
     """
 
-    def __init__(self, path: str, begin: int, size: Optional[int]) -> None:
+    def __init__(self, path: str, begin: int = 0, size: Optional[int] = None) -> None:
         super().__init__()
         self._raw, self._begin = records.open_regular(path), begin
         rest = max(0, os.fstat(self._raw.fileno()).st_size - begin)

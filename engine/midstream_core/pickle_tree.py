@@ -10,8 +10,8 @@ import pickletools
 import struct
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
+from midstream_core.format_error import FormatError
 from midstream_core.restricted_pickle import MAX_OPERATIONS, Global
-from midstream_host.formats.errors import FormatError
 
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _VALUES = frozenset([

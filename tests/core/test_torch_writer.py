@@ -7,9 +7,9 @@ import zipfile
 
 import pytest
 
+from midstream_core import torch_writer
 from midstream_core.torch_members import members_of
-from midstream_host.formats import torch_writer
-from midstream_host.formats.torch_writer import ALIGNMENT, NewMember, text_member, write_archive
+from midstream_core.torch_writer import ALIGNMENT, NewMember, text_member, write_archive
 
 MEMBERS = {"data.pkl": b"pickle", "byteorder": b"little", "data/0": b"", "data/1": b"x" * 1000, "version": b"3\n"}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from typing import Callable, Dict, List
 
+from midstream_core.format_error import FormatError
+from midstream_core.pickle_tree import Items, Made, Pairs, Persistent, Step, Value
 from midstream_core.restricted_pickle import Global
-from midstream_host.formats.errors import FormatError
-from midstream_host.formats.pickle_tree import Items, Made, Pairs, Persistent, Step, Value
 
 MAX_DEPTH = 200  # of nested objects: each takes two frames of Python's stack
 _BATCH = 1000  # items of one opcode, as pickle itself has it

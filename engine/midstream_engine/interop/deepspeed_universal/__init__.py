@@ -1,0 +1,1 @@
+"""Universal checkpoints of DeepSpeed, for any number of processes."""

@@ -1,0 +1,1 @@
+"""Checkpoints of the Trainer of transformers, with optimizer and schedule."""

@@ -1,0 +1,1 @@
+"""Distributed checkpoints of torch (DCP) with torchtitan's names for its Llama."""
