@@ -160,7 +160,8 @@ class Cluster:
         """End a job: SIGTERM, then SIGKILL."""
         if job.state == "PENDING":
             job.wanted = wanted
-            job.over or job.enter(wanted)
+            if not job.over:
+                job.enter(wanted)
             return
         if job.state != "RUNNING":
             return

@@ -25,9 +25,13 @@ HEAD = """# Known faults that simulations find
 After this page you know which faults of the project's history simulations find again, and how soon.
 
 Each was put back into the program, alone, and schedules were run until one broke an invariant that it keeps without the
-fault, with at most {limit:.0f} s of a core for each. Schedules are drawn from seed 0 on, within one scenario where the table names
-it, or have one fault at each call in turn. `make simulate ARGS="--known-all FAULT..."` writes these lines;
-`make simulate ARGS="--known FAULT"` prints and shrinks the first story.
+fault, with at most {limit:.0f} s of a core for each. Schedules are drawn from seed 0 on, with the scenario, mode, place and kinds of
+faults that the table names. `make simulate ARGS="--known-all FAULT..."` writes these lines; `make simulate ARGS="--known FAULT"` prints
+and shrinks the first story.
+
+Not possible any more: a process of another boot that counts as ended starts no second engine on a shared root, since the
+run's records name the host that owns it, and a job's heartbeat counts too. A superseded start that ignores newer ones deletes nothing
+that is needed: retention always keeps the newest checkpoint. Two jobs of one attempt are not two engines: a rollback writes the fence first.
 
 | fault | what it was | schedules | number of them | seconds of a core | schedule that finds it |
 | --- | --- | --- | --- | --- | --- |
@@ -123,7 +127,7 @@ class Finding:
 
     def row(self) -> str:
         """Return the row of the table."""
-        described = (KNOWN[self.name].__doc__ or "").strip()
+        described = (KNOWN[self.name].__doc__ or "").strip().splitlines()[0]
         source = SEARCHES.get(self.name, Search()).words()
         shown = "**not found**"
         if self.schedule is not None:
