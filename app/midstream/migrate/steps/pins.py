@@ -32,7 +32,7 @@ def pinned_on_target(migration: Migration, checkpoint: str) -> Generator[None, N
 
 
 def pin_expires(migration: Migration) -> float:
-    """Return when a new pin expires, in UTC seconds by the later clock of source and target.
+    """Return when a new pin expires, in UTC seconds by the later clock of both ends.
 
     In a bucket, either one's retention reads it.
     """
