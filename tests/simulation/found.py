@@ -51,6 +51,10 @@ FOUND = (
     _found(84, "migrate", "live", "disk", "84:snapshot source:5"),
     # A sealed source was restored, with the lock: the rollback started it while the target trained on.
     _found(5400524, "roll back", "warm", "group", "89:snapshot source:5"),
+    # A rollback came before the target was seen to train: its retention had removed the sealed checkpoint by then.
+    _found(5600041, "roll back", "warm", "bucket", "51:crash source:4000,77:snapshot source:700,110:snapshot target:5"),
+    # The target's clock was a day ahead of the source's, by which the pin in the bucket was to expire.
+    _found(5600108, "roll back late", "warm", "bucket", "59:crash target:4000"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -46,6 +46,8 @@ class Relaunch:
             return
         if migration.journal.facts.training_confirmed_at is None:
             migration.clock.begin(stages.DOWNTIME, migration.phase)
+        if migration.source_group.checkpoint_store.store:  # the target's retention may work in the same bucket
+            pin(migration, sealed.checkpoint)  # first: a rollback may come before it is seen to train
         hand_over(migration, sealed)
         migration.journal.record(Facts(relaunching=True))  # from here on a rollback has to look at the target
         number = None if started else self._take_over(migration, sealed)
@@ -57,8 +59,6 @@ class Relaunch:
         if migration.journal.facts.training_confirmed_at is None:
             migration.journal.record(Facts(training_confirmed_at=time.time()))
         migration.clock.end(migration.phase)
-        if migration.source_group.checkpoint_store.store:  # the target's retention may work in the same bucket
-            pin(migration, sealed.checkpoint)
         if plan.has_standby and not migration.journal.facts.history_copied:
             with unless_preempted(
                 migration.fleet, migration.source_group.target, migration.note, "the curve up to the stop is not copied"

@@ -32,5 +32,9 @@ def pinned_on_target(migration: Migration, checkpoint: str) -> Generator[None, N
 
 
 def pin_expires(migration: Migration) -> float:
-    """Return when a new pin expires, in UTC seconds by the source's clock."""
-    return time.time() + clock_skew(migration, migration.plan.source) + PIN_SECONDS
+    """Return when a new pin expires, in UTC seconds by the later clock of both ends.
+
+    In a bucket, either one's retention reads it.
+    """
+    skews = [clock_skew(migration, host) for host in (migration.plan.source, migration.plan.target_host)]
+    return time.time() + max(skews) + PIN_SECONDS
