@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ from midstream_engine.optim.schedule import learning_rate
 class ImportedRunPaths(RunPaths):
     """A run's layout in a directory without a root."""
 
-    @property
+    @functools.cached_property
     def dir(self) -> str:
         return self.root
 
