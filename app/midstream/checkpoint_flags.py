@@ -42,8 +42,14 @@ def add_checkpoints(flags: FlagParser) -> None:
         help="divide a checkpoint of DeepSpeed over another number of processes",
     )  # fmt: skip
     checkpoints.flag(
-        "--processes", of=("--reshard",), type=number, metavar="N", help="all processes that will load the checkpoint"
-    )
+        "--processes", of=("--reshard", "--export"), type=number, metavar="N",
+        help="all processes that will load the checkpoint; of an export to neox or deepspeed the data-parallel ones "
+        "(default: 1)",
+    )  # fmt: skip
+    checkpoints.flag(
+        "--model-parallel-size", of=("--export",), type=number, metavar="N",
+        help="tensor-parallel ranks of an export to neox (default: 1)",
+    )  # fmt: skip
     checkpoints.flag(
         "--output", of=("--export", "--reshard"), metavar="PATH|HOST:PATH", completes="files",
         help="the directory to create, on the host that has the run or the checkpoint",

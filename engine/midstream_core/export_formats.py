@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, Tuple
 
 # What an export has, by the format's name. Its writer is ``midstream_engine/interop/<name>/exporter.py``.
 EXPORT_FORMATS: Dict[str, str] = {
@@ -15,3 +15,5 @@ EXPORT_FORMATS: Dict[str, str] = {
     "levanter-1-2": "the same for Levanter 1.2",
     "torch-dcp": "a distributed checkpoint of torch by the names of torchtitan, with its optimizer",
 }
+DATA_PARALLEL: Tuple[str, ...] = ("neox", "deepspeed")  # written for a number of data-parallel processes
+MODEL_PARALLEL: Tuple[str, ...] = ("neox",)  # written for a number of tensor-parallel ranks

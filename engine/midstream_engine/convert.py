@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError
-from midstream_core.export_formats import EXPORT_FORMATS
+from midstream_core.export_formats import DATA_PARALLEL, EXPORT_FORMATS, MODEL_PARALLEL
 from midstream_core.object_store.urls import in_bucket
 from midstream_engine.interruption import interruptible
 
@@ -304,9 +304,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--from and --to are both {options.to}: there is nothing to convert")
     if options.source in _RUNS and options.to != "midstream":
         parser.error(f"--from {options.source} needs --to midstream (hint: convert its result again)")
-    if options.processes != 1 and options.to not in ("neox", "deepspeed"):
-        parser.error("--processes goes with --to neox and --to deepspeed")
-    if (options.pipe_parallel_size, options.model_parallel_size) != (1, 1) and options.to != "neox":
+    if options.processes != 1 and options.to not in DATA_PARALLEL:
+        parser.error(f"--processes goes with --to {' and --to '.join(DATA_PARALLEL)}")
+    if (options.pipe_parallel_size, options.model_parallel_size) != (1, 1) and options.to not in MODEL_PARALLEL:
         parser.error("--pipe-parallel-size and --model-parallel-size go with --to neox")
     if options.dtype != "float32" and options.to != "huggingface":
         parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")

@@ -48,12 +48,13 @@ def export(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
     from midstream.hosts.host_pool import HostPool
 
     run_id, step = export_checkpoint.split_run(options.export)
+    flags = export_checkpoint.division_flags(options.as_, options.processes, options.model_parallel_size)
     hosts = HostPool(fleet)
     try:
         run = find_run(hosts, run_id)
         place = export_checkpoint.output_of(fleet, run, options.output)
         chosen = export_checkpoint.checkpoint_at(run, step)
-        request = export_checkpoint.ExportRequest(run, chosen.name, options.as_, place)
+        request = export_checkpoint.ExportRequest(run, chosen.name, options.as_, place, flags)
         line = export_checkpoint.export_checkpoint(hosts, request, output.message)
     finally:
         hosts.close()

@@ -10,6 +10,7 @@ from midstream.errors import Exit, MidstreamError, UsageError
 from midstream.hosts.deadline import Deadline
 from midstream.operations.import_run import MODULE, HostPath, follow_converter, host_path_of
 from midstream_core import records
+from midstream_core.export_formats import DATA_PARALLEL, MODEL_PARALLEL
 from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_core.object_store.urls import in_bucket
 
@@ -32,6 +33,7 @@ class ExportRequest:
     checkpoint: str
     form: str  # one of `EXPORT_FORMATS`
     output: HostPath
+    flags: tuple[str, ...] = ()  # further ones of the converter
 
 
 def split_run(text: str) -> tuple[str, int | None]:
@@ -60,6 +62,27 @@ def checkpoint_at(run: RunView, step: int | None) -> ListedCheckpoint:
         what = "no complete checkpoint" if step is None else f"no complete checkpoint of step {step}"
         raise UsageError(f"{run.run_id} on {run.host} has {what}", f"complete: {steps}")
     return chosen
+
+
+def division_flags(form: str, processes: int | None, model_parallel_size: int | None) -> tuple[str, ...]:
+    """Return the converter's flags for the processes that load an export; None: one.
+
+    Raises:
+        UsageError: The format is not divided, or a number is below 1.
+    """
+    flags: list[str] = []
+    for flag, value, formats in (
+        ("--processes", processes, DATA_PARALLEL),
+        ("--model-parallel-size", model_parallel_size, MODEL_PARALLEL),
+    ):
+        if value is None:
+            continue
+        if form not in formats:
+            raise UsageError(f"{flag}: {form} is written for any number", f"{flag} goes with --as {', '.join(formats)}")
+        if value < 1:
+            raise UsageError(f"{flag} {value}: at least 1 is needed", f"{flag} 1")
+        flags += [flag, str(value)]
+    return tuple(flags)
 
 
 def default_output(run: RunView, checkpoint: str, form: str) -> str:
@@ -105,7 +128,7 @@ def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[st
     ready = prepare_target(hosts, fleet.target(output.host), say)[output.host]
     source = records.RunPaths(hosts.get(run.host).root, run.run_id, run.store).checkpoint(request.checkpoint)
     command = [ready.environment.python, "-P", "-m", MODULE, source, output.path]
-    command += ["--from", "midstream", "--to", request.form]
+    command += ["--from", "midstream", "--to", request.form, *request.flags]
     env = engine_environment(host.root, config, ready.engine.directory, Launch(run.run_id, output.host), 0)
     command = in_container(config.container, command, root=host.root, variables=env)
     process = host.open(with_setup(command, config.setup), env=env)

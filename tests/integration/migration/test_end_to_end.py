@@ -115,8 +115,8 @@ def check_report(fleet: str, file: Path) -> None:
 def check_export(fleet: str, directory: Path, newest: str) -> None:
     """Export the newest checkpoint of the migrated run; refuse what cannot be exported, and leave nothing of it."""
 
-    def export(run: str, place: str) -> Any:
-        return midstream("--fleet", fleet, "--export", run, "--as", "huggingface", "--output", place, "--json")
+    def export(run: str, place: str, form: str = "huggingface", *flags: str) -> Any:
+        return midstream("--fleet", fleet, "--export", run, "--as", form, "--output", place, *flags, "--json")
 
     made = export("r", f"there:{directory}")
     assert made.code == 0, made.stderr
@@ -139,9 +139,19 @@ def check_export(fleet: str, directory: Path, newest: str) -> None:
         assert words in refused.result["error"], refused.result
     assert files(directory) == before
     assert sorted(path.name for path in directory.parent.glob("exported*")) == ["exported"]
-    made = export(f"r@{newest.split('-')[1]}", f"there:{directory}-2")
+    for flags, words in (
+        (("huggingface", "--processes", "2"), "--processes: huggingface is written for any number"),
+        (("deepspeed", "--model-parallel-size", "2"), "--model-parallel-size: deepspeed is written for any number"),
+        (("deepspeed", "--processes", "0"), "--processes 0: at least 1 is needed"),
+    ):
+        refused = export("r", f"there:{directory}-2", *flags)
+        assert refused.code == 2, refused.stdout
+        assert words in refused.result["error"], refused.result
+    made = export(f"r@{newest.split('-')[1]}", f"there:{directory}-2", "deepspeed", "--processes", "2")
     assert made.code == 0, made.stderr
     assert made.result["checkpoint"] == newest
+    ranks = {path.name.split("_mp_rank")[0] for path in Path(f"{directory}-2").rglob("*zero_pp_rank_*")}
+    assert len(ranks) == 2, ranks
 
 
 @pytest.mark.drawn
