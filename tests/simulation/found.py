@@ -55,6 +55,8 @@ FOUND = (
     _found(5600041, "roll back", "warm", "bucket", "51:crash source:4000,77:snapshot source:700,110:snapshot target:5"),
     # The target's clock was a day ahead of the source's, by which the pin in the bucket was to expire.
     _found(5600108, "roll back late", "warm", "bucket", "59:crash target:4000"),
+    # Both roots were restored after a rollback: `--restart` and `--repair` named each other for ever.
+    _found(5600777, "roll back", "warm", "disk", "8:restore state,58:snapshot source:60,93:snapshot target:60"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -128,13 +128,16 @@ def adoption(fleet: Fleet, gathered: FleetEvidence, host: str) -> RepairProposal
     url = store_of(host_evidence.config)
     in_bucket = _bucket_epoch(gathered, url)
     claimed = standing.kind == OWNER and in_bucket > max(fence.epoch, head.epoch if head is not None else 0)
-    if standing.kind not in (CLAIM, UNSIGNED) and not claimed and (head is None or host in judgement.owner_hosts):
+    behind = judgement.has_earlier_fence(host, fence)
+    if not (standing.kind in (CLAIM, UNSIGNED) or claimed or behind or (head and host not in judgement.owner_hosts)):
         return None
     own = host in (fleet.hosts_of(fence.owner) if fence.owner in fleet.target_names else ())
     owner = fence.owner if own else host
     wrong = standing.reason or "it has no signed record of its owner"
     if claimed:
         wrong = f"{url} shows ownership {in_bucket} without a signed record"
+    elif behind and head is not None:
+        wrong = f"its fence is an earlier copy: no host has that of ownership {head.epoch}, which it has signed"
     evidence = [f"{host} shows {fence.owner}, ownership {fence.epoch}", *_unreachable(gathered)]
     saved = [
         (entry.epoch, entry.step)

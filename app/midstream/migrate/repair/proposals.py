@@ -30,15 +30,15 @@ Determined = tuple[Mapping[str, Any] | None, list[str]]
 def propose(fleet: Fleet, gathered: FleetEvidence, only: str = "") -> list[RepairProposal]:
     """Return the proposals for each host, or for ``only`` that one; the fence first.
 
-    A host that is named and not damaged may be adopted as the run's owner.
+    A host that is named may be adopted as the owner, where it is not damaged or no evidence determines its fence.
     """
     proposals: list[RepairProposal] = []
     for host, host_evidence in gathered.hosts.items():
         if only in ("", host):
             proposals += _on_host(gathered, host, host_evidence)
-    if only and not proposals and only in gathered.hosts:
-        adopted = adoption(fleet, gathered, only)
-        proposals += [] if adopted is None else [adopted]
+    fence = [proposal for proposal in proposals if proposal.file == "fence.json" and not proposal.determined]
+    if only in gathered.hosts and fence == proposals and (adopted := adoption(fleet, gathered, only)) is not None:
+        return [adopted]
     return proposals
 
 
