@@ -29,9 +29,10 @@ fault, with at most {limit:.0f} s of a core for each. Schedules are drawn from s
 faults that the table names. `make simulate ARGS="--known-all FAULT..."` writes these lines; `make simulate ARGS="--known FAULT"` prints
 and shrinks the first story.
 
-Not possible any more: a process of another boot that counts as ended starts no second engine on a shared root, since the
-run's records name the host that owns it, and a job's heartbeat counts too. A superseded start that ignores newer ones deletes nothing
-that is needed: retention always keeps the newest checkpoint. Two jobs of one attempt are not two engines: a rollback writes the fence first.
+Left out, because what surrounds them has changed (read in the code, not proven): a process of another boot that counts as ended starts no
+second engine on a shared root, since the run's records name the host that owns it, and a job's heartbeat counts too. A superseded start that
+ignores newer ones deletes nothing that is needed, since retention always keeps the newest checkpoint. Two jobs of one attempt are not two engines,
+since a rollback writes the fence first.
 
 | fault | what it was | schedules | number of them | seconds of a core | schedule that finds it |
 | --- | --- | --- | --- | --- | --- |
