@@ -34,8 +34,9 @@ def add_checkpoints(flags: FlagParser) -> None:
         help="export a checkpoint of a run, the newest or that of a step, for another program",
     )  # fmt: skip
     checkpoints.flag(
-        "--as", of=("--export",), choices=tuple(EXPORT_FORMATS), dest="as_",
-        help="; ".join(f"{name}: {about}" for name, about in EXPORT_FORMATS.items()),
+        "--as", of=("--export",), choices=tuple(EXPORT_FORMATS), dest="as_", metavar="FORMAT",
+        help="; ".join(f"{name}: {about}" for name, about in EXPORT_FORMATS.items()) + "; all but the first with the "
+        "optimizer",
     )  # fmt: skip
     checkpoints.mode(
         "--reshard", metavar="PATH|HOST:PATH", needs=("--processes", "--output"), completes="files",

@@ -65,23 +65,30 @@ class RunDirectory:
 
     def checkpoint(self, step: int, attempt: int = 1, epoch: int = 1, complete: bool = True) -> str:
         """Write a checkpoint without arrays; without its manifest unless ``complete``."""
-        name = records.checkpoint_name(step, attempt)
-        directory = Path(self.paths.checkpoint(name))
-        directory.mkdir(exist_ok=True)
-        if complete:
-            records.Manifest(
-                format=records.FORMAT,
-                version=records.FORMAT_VERSION,
-                run_id=self.paths.run_id,
-                step=step,
-                attempt=attempt,
-                epoch=epoch,
-                created=1000.0 + step,
-                root_digest="d" * 64,
-                arrays=[],
-                objects=[{"path": "a", "size": 40, "sha256": "0" * 64}, {"path": "b", "size": 2, "sha256": "0" * 64}],
-            ).write(str(directory / records.MANIFEST), durable=False)
-        return name
+        return write_checkpoint(self.paths, step, attempt, epoch, complete)
+
+
+def write_checkpoint(
+    paths: records.RunPaths, step: int, attempt: int = 1, epoch: int = 1, complete: bool = True
+) -> str:
+    """Write a checkpoint without arrays; without its manifest unless ``complete``."""
+    name = records.checkpoint_name(step, attempt)
+    directory = Path(paths.checkpoint(name))
+    directory.mkdir(parents=True, exist_ok=True)
+    if complete:
+        records.Manifest(
+            format=records.FORMAT,
+            version=records.FORMAT_VERSION,
+            run_id=paths.run_id,
+            step=step,
+            attempt=attempt,
+            epoch=epoch,
+            created=1000.0 + step,
+            root_digest="d" * 64,
+            arrays=[],
+            objects=[{"path": "a", "size": 40, "sha256": "0" * 64}, {"path": "b", "size": 2, "sha256": "0" * 64}],
+        ).write(str(directory / records.MANIFEST), durable=False)
+    return name
 
 
 def row(step: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from support.checkpoints.trees import SOURCES
 from support.engines.attempt_states import wait_state
 from support.engines.stand_in_engine import write_stand_in
 from support.launched_processes import kill_launched
+from support.run_directory import write_checkpoint
 
 pytestmark = pytest.mark.drawn
 
@@ -296,6 +297,9 @@ def test_launch_starts_a_run_again_that_was_migrated_twice(
         os.makedirs(paths.attempt(1).dir)
         fence.write(paths.fence)
     wider = Fleet({**fleet.hosts, "far": far}, fleet.targets)
+    with pytest.raises(UsageError, match="spot has lost mine, which was migrated there at step 100"):
+        launching.check_launch(pool_of(wider), LaunchRequest("spot", None, "mine"))
+    write_checkpoint(here, 120, epoch=3)
     checked = launching.check_launch(pool_of(wider), LaunchRequest("spot", None, "mine"))
     assert (checked.epoch, checked.continues) == (3, True)
 

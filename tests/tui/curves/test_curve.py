@@ -49,7 +49,6 @@ def points(values: Sequence[float]) -> list[dict[str, Any]]:
     return [{"global_step": step, "train/loss": value, "attempt": 1} for step, value in enumerate(values)]
 
 
-@pytest.mark.long
 @pytest.fixture
 async def curve_app() -> AsyncIterator[CurveApp]:
     app = CurveApp()

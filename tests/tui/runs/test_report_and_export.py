@@ -45,7 +45,7 @@ async def test_export_of_the_selected_checkpoint() -> None:
         await pilot.press("E")
         await settle(pilot, lambda: "press 3 and select the checkpoint to export" in notes(app))
         await pilot.press("3", "E")
-        await settle(pilot, lambda: "that transformers' Trainer resumes" in screen_text(app))
+        await settle(pilot, lambda: "a checkpoint of transformers' Trainer" in screen_text(app))
         await pilot.press("down", "enter")
         await settle(pilot, lambda: "HOST:PATH of a new directory" in screen_text(app))
         entry = app.screen.query_one("#word", Input)

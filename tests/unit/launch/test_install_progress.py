@@ -22,6 +22,7 @@ OTHERS = (
     "trainers.txt",
     "levanter.txt",
     "maxtext.txt",
+    "torchtitan.txt",
 )  # for tests alone: installed by pip, on no host
 LOCK = """\
 click==8.5.1 \\

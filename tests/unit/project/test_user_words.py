@@ -24,7 +24,16 @@ PASSES_OVER_THE_DATA = {
     "engine/midstream_host/driver/checkpoints/lightning.py",
     "engine/midstream_host/driver/checkpoints/step_names.py",
 }
-PAGES_ON_DATA = {"configuration.md", "data.md", "trainers.md", "trainer-checkpoints.md", "levanter.md", "glossary.md"}
+PAGES_ON_DATA = {
+    "configuration.md",
+    "data.md",
+    "data-caches.md",
+    "trainer-examples.md",
+    "trainers.md",
+    "trainer-checkpoints.md",
+    "levanter.md",
+    "glossary.md",
+}
 
 
 def texts(source: str) -> Iterator[str]:

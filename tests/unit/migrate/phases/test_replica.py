@@ -139,7 +139,6 @@ def test_live_certificate_states_drift_and_no_copy() -> None:
         ("state", {"restore": dataclasses.replace(RESTORE, checkpoint="step-9-a001")}),
         ("data", {"replica_rows": [{**row, "batch_digest": "x"} for row in rows(10, 14)]}),
         ("data", {"restore": dataclasses.replace(RESTORE, batch_digest="x")}),
-        ("data", {"replica_rows": []}),
         ("reference losses", {"restore": dataclasses.replace(RESTORE, recomputed_losses=[2.0, 3.1])}),
         ("continuity", {"replica_rows": rows(10, 14, 1e-2)}),
     ],
@@ -147,6 +146,12 @@ def test_live_certificate_states_drift_and_no_copy() -> None:
 def test_each_difference_fails_its_claim(claim: str, changes: dict[str, Any]) -> None:
     proof = certified(**changes)
     assert verdicts(proof)[claim] == CLAIM_FAILED
+    assert not proof.valid
+
+
+def test_missing_rows_contradict_nothing_and_prove_nothing() -> None:
+    proof = certified(replica_rows=[])
+    assert verdicts(proof)["data"] == NOT_CHECKED
     assert not proof.valid
 
 
