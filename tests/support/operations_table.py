@@ -63,7 +63,8 @@ OPERATIONS = (
     Operation("checkpoints", "--checkpoints", "run:view :checkpoints", "watch.snapshot:RunView"),
     Operation("report", "--report", "run:report :report", "operations.report:write_report"),
     Operation(
-        "export a checkpoint", "--export --as --output --model-parallel-size", "run:export", "operations.export_checkpoint:export_checkpoint"
+        "export a checkpoint", "--export --as --output --model-parallel-size", "run:export",
+        "operations.export_checkpoint:export_checkpoint",
     ),
     Operation("log", "--log --process --search --follow", "fleet:log run:process run:full_log log:find log:only "
               "log:follow :log", "operations.run_log:RunLog"),
