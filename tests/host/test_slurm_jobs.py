@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstream.fleet.fleet import SlurmTarget
-from midstream.launch.slurm_job import job_script
+from midstream.launch.slurm_job import FORWARD, job_script
 from midstream_core import records
 from midstream_host.runs import run_state, slurm
 from midstream_host.runs.slurm_commands import SlurmError
@@ -128,6 +128,18 @@ def test_only_the_recorded_job_starts_an_engine(
     else:
         assert (done.returncode, (tmp_path / "started").exists()) == (1, False)
         assert "names another job: job 17 ends" in done.stderr
+
+
+def test_helper_ends_with_a_script_that_is_not_waited_for(tmp_path: Path) -> None:
+    nap = FORWARD[FORWARD.index("nap() {") :].partition("\n}\n")[0]
+    wait = "until grep -q '^State:.Z' /proc/$$/status; do sleep 0.01; done"
+    write = f"echo $? > {tmp_path}/code; mv {tmp_path}/code {tmp_path}/ended"
+    script = f"{nap}\n}}\n( {wait}; nap 100; {write} ) >/dev/null 2>&1 &"
+    with subprocess.Popen(["sh", "-c", script]):  # a zombie until the block ends
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "ended").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert (tmp_path / "ended").read_text() == "1\n"
 
 
 def test_job_of_another_script_has_only_the_same_id(attempt: records.AttemptPaths, tmp_path: Path) -> None:

@@ -79,10 +79,11 @@ end_of() {{
     found=$(echo "$1" | sed -n "$2")
     case "$found" in '' | *[!0-9]*) echo 0 ;; *) echo "$found" ;; esac
 }}
-# A helper that began as the script ended may miss its signal: it looks itself.
+# A helper that began as the script ended may miss its signal: it looks itself. A script that has ended and that no one
+# has waited for yet still has its process id.
 nap() {{
     until=$(($(date +%s) + $1))
-    while kill -0 $$ 2>/dev/null; do
+    while kill -0 $$ 2>/dev/null && ! grep -qs '^State:.Z' /proc/$$/status; do
         [ $(date +%s) -lt $until ] || return 0
         sleep 5 >/dev/null 2>&1
     done
