@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,11 @@ def start(pair: Fleet, hosts: HostPool, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(host_group_start, "prepare_environment", lambda *_: ready)
 
     def start(*overrides: str, fleet: Fleet = pair, **more: Any) -> Attempt:
-        launch = Launch("run", "pair", config_text="a: 1\n", overrides=overrides)
-        return host_group_start.start(hosts, fleet.target("pair"), replace(launch, **more))
+        launch = replace(Launch("run", "pair", config_text="a: 1\n", overrides=overrides), **more)
+        if fleet is pair:
+            return host_group_start.start(hosts, fleet.target("pair"), launch)
+        with closing(HostPool(fleet)) as others:  # what a start reads of its hosts is in their pool's fleet
+            return host_group_start.start(others, fleet.target("pair"), launch)
 
     return start
 
