@@ -262,6 +262,7 @@ class MigrationFiles:
             os.write(descriptor, str(os.getpid()).encode())
             yield
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that is being started has a copy of the descriptor
             os.close(descriptor)
 
     def is_locked(self) -> bool:

@@ -160,6 +160,19 @@ def test_is_locked_never_prevents_locking(migration: MigrationDirectory) -> None
             looker.join()
 
 
+def test_lock_ends_though_a_child_has_its_descriptor(migration: MigrationDirectory) -> None:
+    """A child has it from its fork until it executes its program."""
+    with migration.locked():
+        assert migration.is_locked()
+        files = {int(path.name): os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+        [descriptor] = [number for number, file in files.items() if file == str(migration.path / ".lock")]
+        copy = os.dup(descriptor)
+    try:
+        assert not migration.is_locked()
+    finally:
+        os.close(copy)
+
+
 def test_follow_events_starts_at_an_offset(migration: MigrationDirectory) -> None:
     journal, ended = Journal(migration.journal_file), threading.Event()
     journal.write("note", message="before")
