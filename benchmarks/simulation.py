@@ -1,9 +1,9 @@
-"""Simulated migrations with and without what nobody sees, in turns.
+"""Simulated migrations with and without what no other task sees, in turns.
 
     python benchmarks/simulation.py [--seeds 40] [--rounds 2]
 
 - each_update: every update, heartbeat and poll is made (``simulate.py --each-update``).
-- shortened: those that nobody sees are left out, as in the suite; the stories are the same.
+- shortened: those that no other task sees are left out, as in the suite; the stories are the same.
 
 Seconds are processor time, user and system, for one schedule: as the simulation's summary counts them.
 """
@@ -34,7 +34,7 @@ def measure(seeds: int, flags: tuple[str, ...]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="simulated migrations with and without what nobody sees")
+    parser = argparse.ArgumentParser(description="simulated migrations with and without what no other task sees")
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()

@@ -144,12 +144,8 @@ def _add_look(flags: FlagParser) -> None:
     look.flag("--undo", of=("--label",), action="store_true", help="take back the last edit, of whichever run it was")
     look.mode("--log", metavar="RUN", completes="runs", help="print the log of a run's newest attempt")
     look.flag("--process", of=("--log",), type=number, default=0, metavar="P", help="process number")
-    look.flag(
-        "--follow",
-        of=("--log",),
-        action="store_true",
-        help="print the last lines, then new ones until the attempt ends",
-    )
+    text = "print the last lines, then new ones until the attempt ends"
+    look.flag("--follow", of=("--log",), action="store_true", help=text)
     look.flag(
         "--search", of=("--log",), metavar="WORDS",
         help="only the lines that match, each with its number: word has to be in it, one of a|b, !word not",

@@ -136,7 +136,7 @@ class Engine(Standby):
                     saved_at = time.monotonic()
                     if self._try_save(metrics):
                         self._prune(retention)
-                # Where nobody looks, all updates until the next save are one.
+                # Where no other task looks, all updates until the next save are one.
                 ends = unseen_ends(STEP, lambda at, since=saved_at: clock.monotonic(at) - since >= SAVE_INTERVAL)
                 SCHEDULER.park_until(ends[-1])
                 for at in ends:

@@ -227,7 +227,7 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--each-update",
         action="store_true",
-        help="leave out nothing that nobody sees; the story is the same",
+        help="make also what no other task sees; the story is the same",
     )
     flags.add_argument(
         "--results",

@@ -36,7 +36,7 @@ def test_schedules_that_broke_an_invariant_once() -> None:
 
 
 def test_same_seed_gives_the_same_story() -> None:
-    """Also where each update and each poll is made that nobody sees."""
+    """Also where each update and each poll is made that no other task sees."""
 
     def story(*flags: str) -> str:
         done = simulate("--seed", "104", *flags)

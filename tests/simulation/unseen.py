@@ -36,7 +36,7 @@ def leave_out_nothing() -> None:
 
 
 def unseen_ends(seconds: float, enough: Callable[[float], bool] = lambda at: False) -> list[float]:
-    """Return when the next steps of so many seconds end: one step, or all whose end nobody sees.
+    """Return when the next steps of so many seconds end: one step, or all whose end no task sees.
 
     ``enough``: whether a step that ends at that time is the last one.
     """

@@ -81,12 +81,9 @@ class Actions:
         return planner.make_plan(self._hosts, snapshot, request)
 
     def create(self, missing: CreatableTarget, run_id: str = "") -> None:
-        """Create the target and wait until it is ready.
+        """Create the target; see `target_choice.create`.
 
-        Prints to the terminal: suspend the screen first.
-
-        Raises:
-            MidstreamError: It cannot be created, or the step of the run ``run_id`` cannot fit it.
+        Suspend the screen first: it prints to the terminal.
         """
         from midstream.tui.target_choice import create
 

@@ -93,7 +93,7 @@ def _decode(kind: Type[Record], data: bytes, path: str = "") -> Record:
     return kind.from_json(parse_json(data, path), path)
 
 
-_decoded = functools.lru_cache(maxsize=256)(_decode)  # the same bytes are the same record; nobody changes records
+_decoded = functools.lru_cache(maxsize=256)(_decode)  # the same bytes are the same record; records are never changed
 
 
 def _plain(value: Any) -> Any:

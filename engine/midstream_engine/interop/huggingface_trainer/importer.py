@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from midstream_engine.interop.huggingface.importer import described
 from midstream_engine.interop.huggingface.run_import import Start, open_model
 from midstream_engine.interop.huggingface_trainer.parameter_groups import named_parameters
 from midstream_engine.interop.huggingface_trainer.trainer_schedule import TrainerSchedule
-from midstream_engine.interop.huggingface_trainer.training_arguments import processes, read_arguments
+from midstream_engine.interop.huggingface_trainer.training_arguments import json_object, processes, read_arguments
 from midstream_engine.interop.tensor_files import read_tensors
 
 OPTIMIZER, SCHEDULER, STATE = "optimizer.pt", "scheduler.pt", "trainer_state.json"
@@ -50,7 +49,7 @@ def open_trainer(source: str, overrides: Sequence[str], parameters: str | None =
             "the model alone, at step 0)"
         )
     arguments = read_arguments(source)
-    state = _json(os.path.join(source, STATE))
+    state = json_object(os.path.join(source, STATE))
     step, total = (_integer(state, name) for name in ("global_step", "max_steps"))
     optimizer, scheduler = (TorchFile(os.path.join(source, name)) for name in (OPTIMIZER, SCHEDULER))
     groups = _groups(optimizer)
@@ -191,14 +190,6 @@ def _notes(arguments: ForeignConfig, step: int, count: int) -> list[str]:
     if arguments.get("group_by_length"):
         notes.append("group_by_length: batches are not grouped by length here")
     return notes
-
-
-def _json(path: str) -> dict[str, ForeignValue]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return dict(json.load(file))
-    except (ValueError, TypeError) as error:
-        raise ConversionError(f"{path}: not a JSON object ({error})") from None
 
 
 def _integer(values: object, name: str, file: str = STATE) -> int:

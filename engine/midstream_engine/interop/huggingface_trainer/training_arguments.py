@@ -33,7 +33,7 @@ def read_arguments(source: str) -> dict[str, ForeignValue]:
     if os.path.exists(path):
         arguments = _pickled(path)
     elif os.path.exists(exported):
-        arguments = _exported(exported)
+        arguments = json_object(exported)
     else:
         raise ConversionError(f"{source}: lacks {FILE}, which has the schedule and the clipping")
     optimizer = arguments.get("optim", _OPTIMIZERS[0])
@@ -53,7 +53,8 @@ def processes(arguments: ForeignConfig) -> int:
     return count if isinstance(count, int) and count > 0 else 1
 
 
-def _exported(path: str) -> dict[str, ForeignValue]:
+def json_object(path: str) -> dict[str, ForeignValue]:
+    """Read a JSON object. ConversionError if the file has none."""
     try:
         with open(path, encoding="utf-8") as file:
             return dict(json.load(file))
