@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from midstream.errors import Exit, MidstreamError, UsageError
+from midstream.errors import Exit, HostError, MidstreamError, UsageError
 from midstream.hosts.deadline import Deadline
 from midstream.operations.import_run import MODULE, HostPath, follow_converter, host_path_of
 from midstream_core import records
@@ -16,12 +18,13 @@ from midstream_core.object_store.urls import in_bucket
 
 if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
-    from midstream.hosts.host import Process
+    from midstream.hosts.host import Host, Process
     from midstream.hosts.host_pool import HostPool
     from midstream.watch.snapshot import RunView
     from midstream_core.listed_checkpoint import ListedCheckpoint
 
 ANSWER_TIMEOUT = 60.0  # seconds
+PIN_SECONDS = 86400.0  # after which a run may delete the checkpoint, though the export was killed
 MAX_ANSWER = 1 << 16  # bytes
 
 
@@ -110,13 +113,41 @@ def output_of(fleet: Fleet, run: RunView, text: str) -> HostPath:
 def export_checkpoint(hosts: HostPool, request: ExportRequest, say: Callable[[str], None]) -> str:
     """Write the export and return the converter's line about it.
 
-    The run is not changed.
+    The run is not changed; it keeps the checkpoint until the end.
 
     ``say`` gets lines of progress.
 
     Raises:
-        MidstreamError: The converter failed, or the engine cannot be installed; nothing is left in the output.
+        MidstreamError: The converter failed, the engine cannot be installed, or the run has deleted the checkpoint;
+            nothing is left in the output.
     """
+    with pinned(hosts.get(request.run.host), request.run.run_id, request.checkpoint):
+        return _export(hosts, request, say)
+
+
+@contextmanager
+def pinned(host: Host, run_id: str, checkpoint: str) -> Generator[None, None, None]:
+    """Keep a run from deleting a checkpoint.
+
+    Raises:
+        MidstreamError: It has deleted it already.
+    """
+    from midstream_host.runs import checkpoint_pins, standby_state
+
+    name, expires = f"export-{secrets.token_hex(4)}", host.call(standby_state.clock)() + PIN_SECONDS
+    try:
+        if host.call(standby_state.pin_newest)(host.root, run_id, name, expires, checkpoint) is None:
+            raise MidstreamError(
+                f"{host.name}: {checkpoint} of {run_id} is not there any more: the run keeps its newest ones",
+                f"midstream --checkpoints {run_id}",
+            )
+        yield
+    finally:
+        with suppress(HostError):  # the pin expires
+            host.call(checkpoint_pins.unpin)(host.root, run_id, name)
+
+
+def _export(hosts: HostPool, request: ExportRequest, say: Callable[[str], None]) -> str:
     from midstream.hosts.container_command import in_container
     from midstream.launch.host_group_start import prepare_target
     from midstream.launch.start_attempt import Launch, engine_environment
