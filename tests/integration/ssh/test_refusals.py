@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.module_time import replace_time
 
 from midstream.errors import HostError
 from midstream.fleet.fleet import SshHostConfig
@@ -143,7 +144,7 @@ def test_accepted_entry_is_not_delayed_by_others(
         SshHost("good", server.config).connect()
     keys.write_text(accepted)
     later = time.time() + failed_logins.INTERVAL
-    monkeypatch.setattr(failed_logins.time, "time", lambda: later)
+    replace_time(monkeypatch, failed_logins, time=lambda: later)
     SshHost("good", server.config).connect()
     with pytest.raises(HostError):
         SshHost("wrong", wrong).connect()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.module_time import replace_time
 
 from midstream.tui import pause_limiter
 from midstream.tui.pause_limiter import PauseLimiter
@@ -47,7 +48,7 @@ async def test_run_screen_reads_until_the_curve_is_complete() -> None:
 
 def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now, collected = [1000.0], list[tuple[float, int]]()
-    monkeypatch.setattr(pause_limiter.time, "monotonic", lambda: now[0])
+    replace_time(monkeypatch, pause_limiter, monotonic=lambda: now[0])
     counts = [0, 0, 0]
     monkeypatch.setattr(pause_limiter.gc, "collect", lambda generation=2: collected.append((now[0], generation)))
     monkeypatch.setattr(pause_limiter.gc, "get_count", lambda: tuple(counts))
@@ -80,7 +81,7 @@ def test_garbage_collection_waits_for_idle_keys_up_to_a_limit(monkeypatch: pytes
 
 def test_screens_that_are_loaded_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     preload.load()
-    monkeypatch.setattr(preload.time, "sleep", lambda _: pytest.fail("a pause without an import"))
+    replace_time(monkeypatch, preload, sleep=lambda _: pytest.fail("a pause without an import"))
     preload.load()
 
 
@@ -98,7 +99,7 @@ with PauseLimiter():
 
 def test_many_new_objects_are_frozen_and_collected_later(monkeypatch: pytest.MonkeyPatch) -> None:
     now, collected = [1000.0], list[float]()
-    monkeypatch.setattr(pause_limiter.time, "monotonic", lambda: now[0])
+    replace_time(monkeypatch, pause_limiter, monotonic=lambda: now[0])
     monkeypatch.setattr(pause_limiter.gc, "collect", lambda _=2: collected.append(now[0]))
     monkeypatch.setattr(pause_limiter.gc, "get_count", lambda: (0, 0, pause_limiter.MAX_SECOND + 1))
     with PauseLimiter() as limiter:

@@ -8,6 +8,7 @@ import threading
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from tests.support.module_time import replace_time
 
 from midstream.hosts import deadline
 from midstream.hosts.concurrency_limit import ConcurrencyLimit
@@ -105,7 +106,7 @@ def test_contact_is_lost_after_tries_or_time_of_its_policy(monkeypatch: pytest.M
         delays.append(calls.delay())
     assert delays == [1.0, 1.0]
     now = [0.0]
-    monkeypatch.setattr(deadline.time, "monotonic", lambda: now[0])
+    replace_time(monkeypatch, deadline, monotonic=lambda: now[0])
     migration = Reconnect(MIGRATION)
     for _ in range(40):
         assert not migration.exhausted()

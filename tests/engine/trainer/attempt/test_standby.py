@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.module_time import replace_time
 
 from midstream_core import records
 from midstream_core.attempt import standby_lease
@@ -228,7 +229,7 @@ def stale(*_: object) -> None:
 
 def test_standby_lease_expires_by_its_clock_unless_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(standby_lease.time, "monotonic", lambda: now)
+    replace_time(monkeypatch, standby_lease, monotonic=lambda: now)
     path = tmp_path / "lease"
     found = standby_lease.Lease(str(path))
     assert found.seconds == 3600.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.module_time import replace_time
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
@@ -49,7 +50,7 @@ class _Handler(Quiet):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook.time, "sleep", lambda seconds: None)
+    replace_time(monkeypatch, webhook, sleep=lambda seconds: None)
 
 
 def test_events_reach_command_and_receivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
