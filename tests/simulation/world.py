@@ -247,14 +247,14 @@ class World:
         owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
         if owner != target:
             self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
-        if self.restored:  # what a rollback had left on its hosts may be gone with what was put back
+        if self.restored:  # what a rollback had written may have been on a disk that was put back
             return
         for lines in Path(self.directory).glob(f"state*/migrations/{migration}/journal.jsonl"):
             if lines.parent != directory and b'"outcome": "rolled back"' in lines.read_bytes():
                 self.completed.append(f"{migration} ended as completed, and a copy of its files as rolled back")
 
     def healthy(self) -> bool:
-        """Return whether all machines are up, can be reached and have space, and SLURM does what it is told."""
+        """Return whether all machines are up, can be reached and have space, and SLURM follows commands."""
         stored = self.bucket is None or self.bucket.reachable
         obeys = self.cluster is None or not (self.cluster.hangs or self.cluster.busy)
         return (

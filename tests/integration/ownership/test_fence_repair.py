@@ -180,7 +180,7 @@ def test_earlier_fence_of_a_restored_owner_is_repaired(tmp_path: Path, capsys: p
 def test_lost_fence_of_a_source_that_started_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: str | None
 ) -> None:
-    """The owner's root was restored while a migration from it had the lock: its fence and signed record are gone.
+    """The owner's root was restored while a migration from it had the lock: it has lost its fence and signed record.
 
     On the old code `--continue` and `--repair` named each other. A permission to start the target still says no.
     """

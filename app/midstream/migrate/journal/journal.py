@@ -270,7 +270,10 @@ def outcome(events: Iterable[Event]) -> Outcome:
 
 
 def begun_rollback(events: Iterable[Event]) -> Event | None:
-    """Return the event that began the rollback; None without one, or where it was withdrawn since."""
+    """Return the event that began the rollback.
+
+    None without one, or where it was withdrawn since.
+    """
     begun = None
     for event in events:
         if (event.event, event.phase, event.state) == ("phase", phase_names.ROLLBACK, phase_names.STARTED):

@@ -1,4 +1,4 @@
-"""What a migration's target has done since the seal."""
+"""Steps that a migration's target has done since the seal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def newest_of_target(migration: Migration) -> StartingPoint | None:
 
 
 def shown_step(migration: Migration) -> int:
-    """Return the newest step that the target shows as saved, or done by a running engine; 0 where it shows none.
+    """Return the newest step that the target shows; 0 where it shows none.
+
+    A step counts that is saved, or that a running engine has done.
 
     Raises:
         HostError: The target does not answer.
@@ -45,7 +47,10 @@ def keeps_steps(migration: Migration) -> bool:
 
 
 def refuse_giving_up(migration: Migration) -> None:
-    """Raise TargetTrainsError where the target shows steps past the seal; HostError if it does not answer."""
+    """Raise TargetTrainsError where the target shows steps past the seal.
+
+    HostError if it does not answer.
+    """
     sealed, plan = required(migration.journal.facts.sealed, "sealed"), migration.plan
     step = shown_step(migration)
     if step > sealed.step:

@@ -77,7 +77,7 @@ def test_requested_rollback_gives_the_steps_up(
 def test_failed_certificate_gives_the_steps_up(
     migration: Migration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What the target did from a state that is not the source's is no part of the run."""
+    """Steps that the target did from a state that is not the source's are no part of the run."""
     failing, _ = begins_to_roll_back(migration, monkeypatch, NotCertifiedError("another state"))
     saves(tmp_path, 11)
     assert carry_out(migration, monkeypatch, failing) == Exit.NOT_CERTIFIED
