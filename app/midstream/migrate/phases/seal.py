@@ -54,7 +54,8 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
 def _refuse_started_since(migration: Migration) -> None:
     """Raise MidstreamError where a source has been started since the plan.
 
-    As a requeued job, when the plan has its newest checkpoint. What it has saved since would be given up, and no one has agreed to that.
+    As a requeued job, when the plan has its newest checkpoint. What it has saved since would be given up, and no
+    one has agreed to that.
     """
     plan = migration.plan
     if plan.checkpoint != "now" and not ran_before(plan) and migration.journal.facts.sealing_attempt is None:

@@ -196,8 +196,9 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
 def _has_not_begun(gathered: FleetEvidence, base: records.Fence, lock: records.MigrationLock) -> bool:
     """Return whether a migration has started nothing.
 
-    Its target may start after the permission in the lock alone. The lock may be an older copy, as the fence is lost. So the signed records have to say the same, and the hosts of
-    the target, whose highest ownership is not above that of ``base``.
+    Its target may start after the permission in the lock alone. The lock may be an older copy, as the fence is
+    lost. So the signed records have to say the same, and the hosts of the target, whose highest ownership is
+    not above that of ``base``.
     """
     head, hosts = gathered.judgement.head, gathered.targets.get(lock.owner, ())
     signed = head is not None and head.epoch == base.epoch
