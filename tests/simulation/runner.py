@@ -262,7 +262,7 @@ def main() -> int:
         unseen.leave_out_nothing()
     warm(directory)
     if options.known:
-        from simulation.known_faults import KNOWN
+        from simulation.known_table import KNOWN
 
         KNOWN[options.known]()
     if options.night:
