@@ -57,6 +57,8 @@ FOUND = (
     _found(5600108, "roll back late", "warm", "bucket", "59:crash target:4000"),
     # Both roots were restored after a rollback: `--restart` and `--repair` named each other for ever.
     _found(5600777, "roll back", "warm", "disk", "8:restore state,58:snapshot source:60,93:snapshot target:60"),
+    # A replica's root was restored under it: the next standby got its number, beside a process that had not ended.
+    _found(5013, "migrate", "live", "group", "0:snapshot target:60"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),
