@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
 import pytest
 
+from midstream.migrate.journal.journal import read_events
+from midstream.migrate.journal.migration_directory import migration_ids
 from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import COMPILED, TINY, Run, midstream, start_midstream
@@ -30,11 +34,18 @@ TRAINING = (
 @pytest.fixture
 def fleet(lab: Lab) -> Iterator[Path]:
     """Write a fleet file: targets ``old`` (a and b) and ``new`` (c and d), 2 devices each; kill what was started."""
-    file = lab.fleet_file(**{name: lab.host(name, devices=2).config for name in "abcd"})
+    yield fleet_file(lab)
+    kill_launched(lab.directory)
+
+
+def fleet_file(lab: Lab, **env: dict[str, str]) -> Path:
+    """Write the fleet file of `fleet`. ``env``: further environment of a host's engines, by its name."""
+    hosts = {name: lab.host(name, devices=2).config for name in "abcd"}
+    hosts = {name: replace(host, env={**host.env, **env.get(name, {})}) for name, host in hosts.items()}
+    file = lab.fleet_file(**hosts)
     groups = "targets:\n  old: {type: hosts, hosts: [a, b]}\n  new: {type: hosts, hosts: [c, d]}\n"
     file.write_text(file.read_text() + groups)
-    yield file
-    kill_launched(lab.directory)
+    return file
 
 
 def launched(fleet: Path, target: str, *runs: Run) -> list[int]:
@@ -43,6 +54,36 @@ def launched(fleet: Path, target: str, *runs: Run) -> list[int]:
     assert done.code == 0, done.stderr
     runs[0].wait_step(4, 240)
     return [records.Status.read(run.paths.attempt(1).status(process)).pid for process, run in enumerate(runs)]
+
+
+# On a host with it, the replica keeps other parameters than it has: as memory does that is not sound.
+STRANGE_SHARD = """
+import importlib.abc, importlib.machinery, sys
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "midstream_engine.attempt.replica":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def changed(module):
+            execute(module)
+            keep = module.keep
+
+            def kept(state):
+                arrays = keep(state)
+                for _, piece in arrays[0].pieces + arrays[-1].pieces:
+                    piece *= 1.5
+                return arrays
+
+            module.keep = kept
+
+        spec.loader.exec_module = changed
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
 
 
 def started_live(fleet: Path, target: str) -> Popen[str]:
@@ -59,12 +100,16 @@ def result_of(moving: Popen[str]) -> tuple[dict[str, Any], list[str]]:
     return events[-1], notes
 
 
-def kill_replaying(leader: Run, run: Run, process: int) -> None:
-    """Kill a process of the replica once process 0 replays."""
-    leader.wait(
-        lambda run: (status := run.status(2)) is not None and status.state == records.REPLAYING, "a replica", 400
-    )
-    os.kill(records.Status.read(run.paths.attempt(2).status(process)).pid, signal.SIGKILL)
+def wait_replay(leader: Run) -> None:
+    """Wait until the migration follows the replica's steps."""
+
+    def follows(_run: Run) -> bool:
+        return bool(migration_ids()) and any(
+            event.event == "note" and event.message.startswith("the replica is at step")
+            for event in read_events(newest_migration().journal_file)
+        )
+
+    leader.wait(follows, "the replay", 400)
 
 
 @pytest.mark.drawn
@@ -113,7 +158,8 @@ def test_killed_process_of_the_replica_is_named(process: int, lab: Lab, fleet: P
     a, b, c, d = (runs(lab.directory / name / "root", "r") for name in "abcd")
     with Throttled(launched(fleet, "old", a, b), 0.3, 0.6):
         moving = started_live(fleet, "new")
-        kill_replaying(c, (c, d)[process], process)
+        wait_replay(c)
+        os.kill(records.Status.read((c, d)[process].paths.attempt(2).status(process)).pid, signal.SIGKILL)
         result, notes = result_of(moving)
     (why,) = [note for note in notes if "continuing as a warm migration" in note]
     assert f"process {process} on {'cd'[process]}" in why
@@ -131,7 +177,7 @@ def test_source_group_that_loses_a_process_is_still_migrated(lab: Lab, fleet: Pa
     pids = launched(fleet, "old", a, b)
     with Throttled(pids, 0.3, 0.6):
         moving = started_live(fleet, "new")
-        c.wait(lambda run: (status := run.status(2)) is not None and status.state == records.REPLAYING, "replica", 400)
+        wait_replay(c)
         os.kill(pids[1], signal.SIGKILL)
         result, notes = result_of(moving)
     (why,) = [note for note in notes if "continuing as a warm migration" in note]
@@ -162,3 +208,55 @@ def test_promoted_group_is_rolled_back(lab: Lab, fleet: Path, runs: Callable[...
         ended = records.Status.read(run.paths.attempt(2).status(process))
         assert not records.is_running(ended.identity), "the replica has ended"
     assert_one_lineage(a)
+
+
+@pytest.mark.drawn
+def test_group_migrates_live_to_one_host_and_back(lab: Lab, fleet: Path, runs: Callable[..., Run]) -> None:
+    """2 x 2 -> 1 x 2 -> 2 x 2 devices; a process of the second replica lags, and it catches up all the same."""
+    a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
+    with Throttled(launched(fleet, "old", a, b), 0.3, 0.9):
+        there, notes = result_of(started_live(fleet, "c"))
+    assert not any("continuing as a warm migration" in note for note in notes), notes
+    assert there["certificate"]["valid"]
+    assert there["downtime"]["total"] < 1.0
+    assert a.handed_over == b.handed_over == c.handed_over
+    assert_one_lineage(c)
+
+    with Throttled([records.Status.read(c.paths.attempt(2).status()).pid], 0.2, 0.9):
+        moving = started_live(fleet, "old")
+        wait_replay(c)
+        lags = records.Status.read(b.paths.attempt(3).status(1)).pid
+        os.kill(lags, signal.SIGSTOP)
+        time.sleep(6.0)
+        os.kill(lags, signal.SIGCONT)
+        back, notes = result_of(moving)
+    assert not any("continuing as a warm migration" in note for note in notes), notes
+    assert back["certificate"]["valid"]
+    assert back["downtime"]["total"] < 1.0
+    continuity = back["certificate"]["claims"][3]
+    assert [shard["host"] for shard in continuity["evidence"]["parameter_drift"]["shards"]] == ["a", "b"]
+    assert a.handed_over == b.handed_over == c.handed_over
+    assert (a.fence.epoch, a.fence.owner) == (3, "old")
+    assert_one_lineage(a)
+
+
+@pytest.mark.drawn
+def test_replica_with_a_shard_of_its_own_is_refused(lab: Lab, runs: Callable[..., Run], tmp_path: Path) -> None:
+    """One process of the replica has other parameters: it is named, and the run goes back to its source."""
+    (tmp_path / "sitecustomize.py").write_text(STRANGE_SHARD)
+    fleet = fleet_file(lab, d={"PYTHONPATH": str(tmp_path)})
+    a, b, c = (runs(lab.directory / name / "root", "r") for name in "abc")
+    try:
+        with Throttled(launched(fleet, "old", a, b), 0.3, 0.6):
+            moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "new", "--mode", "live",
+                              "--healthy-steps", "2", "--json", timeout=500)  # fmt: skip
+        assert moved.code == 5, (moved.stdout, moved.stderr)
+        sealed = c.fence.sealed_step
+        assert "the shard of process 1 (d) is not the run's" in moved.result["message"]
+        assert (a.fence.epoch, a.fence.owner) == (3, "old")
+        a.wait(lambda run: run.attempt > 1 and bool(run.rows(run.attempt)), "a step after the return", 240)
+        assert a.rows(a.attempt)[0]["global_step"] == sealed
+        assert a.handed_over == b.handed_over == c.handed_over
+        assert_one_lineage(a)
+    finally:
+        kill_launched(lab.directory)

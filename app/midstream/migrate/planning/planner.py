@@ -129,7 +129,11 @@ def _check_shared_root(run: RunView, target: Target, mode: Mode) -> None:
         )
     if mode.has_standby:
         what = f"{target.name} has the root of {run.host}, where {run.run_id} trains, so that no standby can run there"
-        raise UsageError(what, "--mode cold saves and stops the run, then submits its next job; nothing is copied")
+        raise UsageError(
+            what,
+            "--mode cold saves and stops the run, then submits its next job, and copies nothing; a second host of the "
+            "same login node with another root: has room for a standby (docs/how-to/slurm.md)",
+        )
 
 
 def _check_return(run: RunView, here: CheckpointStore, mode: Mode) -> None:

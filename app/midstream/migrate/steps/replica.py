@@ -183,11 +183,14 @@ def _follow(migration: Migration) -> int:
     plan = migration.plan
     source_attempt = migration.source.call(run_state.running_attempt)(root=migration.source.root, run_id=plan.run_id)
     replica_attempt = prepare_standby.running_standby(migration)
-    if not source_attempt or replica_attempt is None:
-        raise ReplicaUnfitError("the source does not run" if not source_attempt else "no replica runs")
+    if not source_attempt:
+        raise ReplicaUnfitError("the source does not run")
+    if replica_attempt is None:
+        failure = migration.target_group.first_failure(migration.journal.facts.standby_attempt or 0)
+        raise ReplicaUnfitError(f"the replica has ended ({failure})" if failure else "no replica runs")
     agreement = Agreement(CONTINUITY_TOLERANCE[precision(plan)])
-    source = _Rows(migration.source_group, source_attempt, "metrics.jsonl")
-    replica = _Rows(migration.target_group, replica_attempt, "replay.jsonl")
+    source = AttemptRows(migration.source_group, source_attempt, "metrics.jsonl")
+    replica = AttemptRows(migration.target_group, replica_attempt, "replay.jsonl")
     rehearsed = migration.journal.facts.rehearsed_step_seconds or 0.0
     first = required(migration.journal.facts.rehearsal, "rehearsal").step
     reported_at = 0.0
@@ -241,7 +244,7 @@ def _schedule_takeover(migration: Migration, replica: int, step: int) -> bool:
     return status.acknowledged >= sequence
 
 
-class _Rows:
+class AttemptRows:
     """Reads the metric rows of a running attempt, which process 0 writes."""
 
     def __init__(self, group: HostGroup, attempt: int, name: str) -> None:
