@@ -28,6 +28,7 @@ from midstream_core.json_types import JsonObject
 PLAN_LINE, FLEET_LINE = "plan", "fleet"  # the events with the plan and the fleet file's text
 HEADER = (PLAN_LINE, FLEET_LINE)
 FORMAT = 1  # of the journal, in its plan's line; a journal of a newer one is not read
+WITHDRAWN = "withdrawn"  # state of the note that takes a begun rollback back; its phase is where the migration goes on
 LOST = "journal_lost"  # marks a journal that replaces a missing or empty one: earlier lines are unknown
 
 
@@ -261,9 +262,25 @@ def outcome(events: Iterable[Event]) -> Outcome:
                 exit_code=int(event.detail.get("exit_code", 1)),
                 error=event.message if not event.detail.get("ok") else "",
             )
+        elif (event.event, event.state) == ("note", WITHDRAWN):
+            now = replace(now, phase=event.phase)
         elif event.event == "note" and event.state == "resumed" and not now.ended:
             now = replace(now, outcome="")
     return now
+
+
+def begun_rollback(events: Iterable[Event]) -> Event | None:
+    """Return the event that began the rollback.
+
+    None without one, or where it was withdrawn since.
+    """
+    begun = None
+    for event in events:
+        if (event.event, event.phase, event.state) == ("phase", phase_names.ROLLBACK, phase_names.STARTED):
+            begun = event
+        elif (event.event, event.state) == ("note", WITHDRAWN):
+            begun = None
+    return begun
 
 
 class JournalReader:
