@@ -117,7 +117,8 @@ class Relaunch:
         migration.target_group.distribute_checkpoint(starting_point.name)
         if migration.journal.facts.relaunch_started_at is None:
             migration.journal.record(Facts(relaunch_started_at=time.time()))
-        command, at_least = prepare_standby.restore_command(migration, starting_point), sealed.attempt + 1
+        command = prepare_standby.restore_command(migration, starting_point)
+        at_least = max(sealed.attempt, migration.journal.facts.standby_attempt or 0) + 1
         return start_attempt(migration, migration.target_group, command, owner=plan.target, at_least=at_least)
 
     @staticmethod

@@ -77,8 +77,6 @@ def _find_ends(hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
     source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns or shared else target)
-    processes = len(target.hosts) if requested is None else requested.processes
-    mode.check_hosts(len(source_hosts) + processes)
     store = flags.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
     here = source_checkpoint.source_checkpoint_store(fleet, source, run, store, lost=request.source_lost)
     there = checkpoint_store_of(fleet, destination, run.run_id, "" if store == "null" else store)
