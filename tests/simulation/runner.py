@@ -18,6 +18,7 @@ import resource
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -90,7 +91,7 @@ def warm(directory: str) -> None:
 
 
 def _profile(schedules: Iterator[Schedule], directory: str) -> int:
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.process_time)  # others may have the core
     for schedule in schedules:
         shutil.rmtree(directory)
         os.makedirs(directory)
@@ -261,7 +262,7 @@ def main() -> int:
         unseen.leave_out_nothing()
     warm(directory)
     if options.known:
-        from simulation.known_faults import KNOWN
+        from simulation.known_table import KNOWN
 
         KNOWN[options.known]()
     if options.night:

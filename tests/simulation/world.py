@@ -247,14 +247,19 @@ class World:
         owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
         if owner != target:
             self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
+        if self.restored:  # what a rollback had written may have been on a disk that was put back
+            return
         for lines in Path(self.directory).glob(f"state*/migrations/{migration}/journal.jsonl"):
             if lines.parent != directory and b'"outcome": "rolled back"' in lines.read_bytes():
                 self.completed.append(f"{migration} ended as completed, and a copy of its files as rolled back")
 
     def healthy(self) -> bool:
-        """Return whether every machine is up, can be reached, and has space on its disk."""
+        """Return whether all machines are up, can be reached and have space, and SLURM follows commands."""
         stored = self.bucket is None or self.bucket.reachable
-        return stored and not self.network.cut and all(one.up and not one.full for one in self.machines.values())
+        obeys = self.cluster is None or not (self.cluster.hangs or self.cluster.busy)
+        return (
+            stored and obeys and not self.network.cut and all(one.up and not one.full for one in self.machines.values())
+        )
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""
