@@ -100,11 +100,11 @@ def result_of(moving: Popen[str]) -> tuple[dict[str, Any], list[str]]:
     return events[-1], notes
 
 
-def wait_replay(leader: Run) -> None:
-    """Wait until the migration follows the replica's steps."""
+def wait_replay(leader: Run, migrations: int = 1) -> None:
+    """Wait until the newest of so many migrations follows the replica's steps."""
 
     def follows(_run: Run) -> bool:
-        return bool(migration_ids()) and any(
+        return len(migration_ids()) == migrations and any(
             event.event == "note" and event.message.startswith("the replica is at step")
             for event in read_events(newest_migration().journal_file)
         )
@@ -224,7 +224,7 @@ def test_group_migrates_live_to_one_host_and_back(lab: Lab, fleet: Path, runs: C
 
     with Throttled([records.Status.read(c.paths.attempt(2).status()).pid], 0.2, 0.9):
         moving = started_live(fleet, "old")
-        wait_replay(c)
+        wait_replay(a, 2)
         lags = records.Status.read(b.paths.attempt(3).status(1)).pid
         os.kill(lags, signal.SIGSTOP)
         time.sleep(6.0)
