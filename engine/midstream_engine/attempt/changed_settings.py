@@ -29,7 +29,8 @@ def report_changes(origin: Origin, config: TrainLmConfig) -> None:
 def changed_settings(origin: Origin, config: TrainLmConfig) -> dict[str, tuple[JsonValue, JsonValue]]:
     """Return settings that differ from those that trained ``origin``, by flag.
 
-    Each has the value before and the value now. Empty where the checkpoint has not recorded it. Paths and names do not count.
+    Each has the value before and the value now. Empty where the checkpoint has not recorded it. Paths and names do not
+    count.
     """
     if not origin.config:
         return {}

@@ -46,8 +46,12 @@ def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunVi
     )
     if run.state in ("failed", "stopped", "lost"):
         why = group.why_ended(attempt, run)
-        contradicted = run.status is not None and bool(run.status.contradiction)
-        raise (ContradictionError if contradicted else MidstreamError)(
+        if run.status is not None and run.status.contradiction:
+            raise ContradictionError(
+                f"attempt {attempt} on {group.target.name} has ended: {run.status.contradiction}",
+                f"its log: {host}:{group.paths.attempt(attempt).log()}",
+            )
+        raise MidstreamError(
             f"attempt {attempt} on {group.target.name} ended ({run.state}): {why}",
             f"its log: {host}:{group.paths.attempt(attempt).log()}",
         )
