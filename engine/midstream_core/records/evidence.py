@@ -12,7 +12,10 @@ from midstream_core.records.record import JsonRecord
 
 @dataclasses.dataclass(frozen=True)
 class Restore(JsonRecord):
-    """``restore.json``: the restored checkpoint, written before the first update."""
+    """``restore.json``: the restored checkpoint.
+
+    Written before any update is reported.
+    """
 
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
     step: int
@@ -24,7 +27,7 @@ class Restore(JsonRecord):
     batch_digest: str  # of batch ``step``, the next one to be consumed
     recorded_batch_digest: str  # of the same batch, as the writer expected it
     devices: int = 0
-    seconds: Dict[str, float] = dataclasses.field(default_factory=lambda: {})
+    seconds: Dict[str, float] = dataclasses.field(default_factory=lambda: {})  # before the first update, by phase
     divided_from: int = 0  # data-parallel processes that saved another trainer's checkpoint, which was divided
     divided_over: int = 0  # processes that it was divided over; 0: it was not
     divided_digests: Dict[str, str] = dataclasses.field(default_factory=lambda: {})  # SHA-256, equal before and after
