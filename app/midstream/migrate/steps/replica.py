@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream.hosts.host import Host
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.facts import Facts, ReplayAgreement, required
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision
 from midstream.migrate.steps import estimate_update, prepare_standby
@@ -183,11 +183,14 @@ def _follow(migration: Migration) -> int:
     plan = migration.plan
     source_attempt = migration.source.call(run_state.running_attempt)(root=migration.source.root, run_id=plan.run_id)
     replica_attempt = prepare_standby.running_standby(migration)
-    if not source_attempt or replica_attempt is None:
-        raise ReplicaUnfitError("the source does not run" if not source_attempt else "no replica runs")
+    if not source_attempt:
+        raise ReplicaUnfitError("the source does not run")
+    if replica_attempt is None:
+        failure = migration.target_group.first_failure(migration.journal.facts.standby_attempt or 0)
+        raise ReplicaUnfitError(f"the replica has ended ({failure})" if failure else "no replica runs")
     agreement = Agreement(CONTINUITY_TOLERANCE[precision(plan)])
-    source = _Rows(migration, migration.source, source_attempt, "metrics.jsonl")
-    replica = _Rows(migration, migration.target, replica_attempt, "replay.jsonl")
+    source = AttemptRows(migration.source_group, source_attempt, "metrics.jsonl")
+    replica = AttemptRows(migration.target_group, replica_attempt, "replay.jsonl")
     rehearsed = migration.journal.facts.rehearsed_step_seconds or 0.0
     first = required(migration.journal.facts.rehearsal, "rehearsal").step
     reported_at = 0.0
@@ -241,11 +244,11 @@ def _schedule_takeover(migration: Migration, replica: int, step: int) -> bool:
     return status.acknowledged >= sequence
 
 
-class _Rows:
-    """Reads the metric rows of a running attempt."""
+class AttemptRows:
+    """Reads the metric rows of a running attempt, which process 0 writes."""
 
-    def __init__(self, migration: Migration, host: Host, attempt: int, name: str) -> None:
-        self._host, self._run, self._attempt, self._name = host, migration.plan.run_id, attempt, name
+    def __init__(self, group: HostGroup, attempt: int, name: str) -> None:
+        self._group, self._attempt, self._name = group, attempt, name
         self._offset = self.start = 0
         self.rows: list[LoggedRow] = []
 
@@ -260,9 +263,10 @@ class _Rows:
         Raises:
             ReplicaUnfitError: The attempt ended.
         """
-        new = self._host.call(standby_state.rows)(
-            root=self._host.root,
-            run_id=self._run,
+        host = self._group.first
+        new = host.call(standby_state.rows)(
+            root=host.root,
+            run_id=self._group.run_id,
             attempt=self._attempt,
             name=self._name,
             offset=self._offset,
@@ -275,8 +279,9 @@ class _Rows:
         self.rows = [*self.rows[-RATE_SAMPLE:], *new.rows]
         status = new.status
         if not new.running or (status and status.state in records.ENDED):
-            why = (status.message or status.state) if status else "no status"
-            raise ReplicaUnfitError(f"attempt {self._attempt} on {self._host.name} has ended ({why})")
+            why = self._group.first_failure(self._attempt)
+            why = why or ((status.message or status.state) if status else "no status")
+            raise ReplicaUnfitError(f"attempt {self._attempt} on {self._group.target.name} has ended ({why})")
         return new.rows
 
     def again(self, first: int) -> Sequence[LoggedRow]:

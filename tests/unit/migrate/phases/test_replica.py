@@ -129,7 +129,8 @@ def test_live_certificate_states_drift_and_no_copy() -> None:
     assert "the source's last state was not copied" in statements["state"]
     assert "all 4 batches from step 10 to 13" in statements["data"]
     assert "3.0e-06 apart at step 14" in statements["continuity"]
-    assert "was not measured" in certified(drift=None).claims[3].statement
+    for drift in (None, dataclasses.replace(DRIFT, root_digest="other")):
+        assert "was not measured" in certified(drift=drift).claims[3].statement
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,46 @@ def test_each_difference_fails_its_claim(claim: str, changes: dict[str, Any]) ->
     proof = certified(**changes)
     assert verdicts(proof)[claim] == CLAIM_FAILED
     assert not proof.valid
+
+
+def drift_of(*distances: float) -> records.ParameterDrift:
+    """Return the drift of a group; distances of the processes' shards."""
+    shards = [
+        records.ShardDrift(process, f"host-{process}", distance, 2 * distance, "model/x", 50, 10.0).to_json()
+        for process, distance in enumerate(distances)
+    ]
+    return dataclasses.replace(DRIFT, shards=shards)
+
+
+def test_certificate_of_a_group_names_its_farthest_shard() -> None:
+    proof = certified(drift=drift_of(3e-6, 4e-6, 2e-6))
+    assert proof.valid
+    statement = proof.claims[3].statement
+    assert "compared in 3 shards: at most 4.0e-06, that of process 1 (host-1)" in statement
+    assert len(proof.claims[3].evidence["parameter_drift"]["shards"]) == 3
+
+
+@pytest.mark.parametrize("distance", [0.5, math.nan, math.inf])
+def test_shard_that_is_not_the_runs_is_named(distance: float) -> None:
+    """The losses agree, and one process has other parameters than the source saved."""
+    proof = certified(drift=drift_of(3e-6, 2e-6, distance))
+    assert verdicts(proof)["continuity"] == CLAIM_FAILED
+    assert not proof.valid
+    assert "the shard of process 2 (host-2) is not the run's" in proof.claims[3].statement
+    assert Certificate.from_json(proof.to_json()).claims[3].verdict == CLAIM_FAILED
+
+
+@pytest.mark.parametrize(
+    "distances",
+    [
+        (3e-6, 9e-4),  # within ten tolerances of the losses
+        (3e-3, 0.2),  # all are far, as after a long replay
+        (math.nan, math.nan),  # as the source's own parameters
+        (0.5,),
+    ],
+)
+def test_shards_that_rounding_explains_fail_nothing(distances: tuple[float, ...]) -> None:
+    assert certified(drift=drift_of(*distances)).valid
 
 
 def test_missing_rows_contradict_nothing_and_prove_nothing() -> None:
