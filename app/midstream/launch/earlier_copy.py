@@ -13,7 +13,8 @@ from midstream_core import records
 def earlier_copy(judgement: Judgement, copies: Sequence[HostCopy], target: Target) -> tuple[str, str, str] | tuple[()]:
     """Return the owner's first host with an earlier fence; empty: none has one.
 
-    As after its disk was put back. With it: what that fence shows, and what shows the later one. Without signed records, another host's fence shows it that names the target.
+    As after its disk was put back. With it: what that fence shows, and what shows the later one. Without signed
+    records, another host's fence shows it that names the target.
     """
     head, fences = judgement.head, [(copy.host, copy.fence) for copy in copies if copy.fence is not None]
     if head is not None:
