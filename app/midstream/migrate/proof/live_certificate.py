@@ -62,7 +62,8 @@ def gather(
         return None
     theirs: list[MetricsRow] = []
     if source is not None:
-        theirs = restore_evidence.losses(source, plan.run_id, sealed.attempt, rehearsal.step, sealed.step - 1)
+        # Also past the seal: a source that ended by itself may be sealed at the checkpoint that the replay began with.
+        theirs = restore_evidence.losses(source, plan.run_id, sealed.attempt, rehearsal.step)
     ours = target.call(standby_state.rows, timeout=300.0)(
         target.root, plan.run_id, attempt, name="replay.jsonl", offset=0, first=rehearsal.step
     )
