@@ -128,8 +128,8 @@ $(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
 	@$(VENV)/maxtext/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/maxtext.txt
 	@touch $@
 
-test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
-	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py $(ARGS)
+test-maxtext: $(VENV)/maxtext/.installed  ## the tests that run MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py tests/trainers/test_maxtext_export.py $(ARGS)
 
 # The newest releases that pyproject.toml allows, in an environment of its own, without a lock file. TRY: requirements beyond
 # its bounds, such as TRY="jax==0.13.0". ARGS: other tests than those of core, host, units, terminal UI and engine.

@@ -67,6 +67,8 @@ FOUND = (
     _found(5600678, "migrate", "cold", "cluster", "67:lose nodes:5"),
     # The owner's root was restored before a migration back: `--continue` and `--repair` named each other.
     _found(5600584, "and back", "warm", "group", "83:snapshot target:60"),
+    # A replica's root was restored under it: the next standby got its number, beside a process that had not ended.
+    _found(5013, "migrate", "live", "group", "0:snapshot target:60"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -29,6 +29,7 @@ PLAN_LINE, FLEET_LINE = "plan", "fleet"  # the events with the plan and the flee
 HEADER = (PLAN_LINE, FLEET_LINE)
 FORMAT = 1  # of the journal, in its plan's line; a journal of a newer one is not read
 WITHDRAWN = "withdrawn"  # state of the note that takes a begun rollback back; its phase is where the migration goes on
+FOLLOW_POLL = 0.1  # seconds between two looks at a growing journal
 LOST = "journal_lost"  # marks a journal that replaces a missing or empty one: earlier lines are unknown
 
 
@@ -354,7 +355,7 @@ def _parse_line(line: bytes) -> Event | None:
 _parsed = functools.lru_cache(maxsize=1024)(_parse_line)
 
 
-def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offset: int = 0) -> Iterator[Event]:
+def follow_events(path: Path, *, until: threading.Event, offset: int = 0) -> Iterator[Event]:
     """Yield events from byte ``offset`` on as written, except plan and fleet file.
 
     Ends when ``until`` is set and everything was read.
@@ -378,4 +379,4 @@ def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offs
                 yield event
         if ending:
             return
-        until.wait(poll)
+        until.wait(FOLLOW_POLL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from midstream.migrate import stages
@@ -12,7 +13,7 @@ from midstream.migrate.phases.seal import seal_restored
 from midstream.migrate.source_config import agreed_config
 from midstream.migrate.steps import prepare_standby, replica
 from midstream.migrate.steps.attempt_start import start_attempt
-from midstream.migrate.steps.first_update import wait_training
+from midstream.migrate.steps.first_update import ContradictionError, wait_training
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.ownership_records import chain_of_target, hand_over
 from midstream.migrate.steps.pins import pin
@@ -55,7 +56,8 @@ class Relaunch:
             number = self._start_or_adopt(migration, sealed)
         migration.prepared_calls.close()
         migration.journal.record(Facts(target_attempt=number))
-        wait_training(migration, migration.target_group, number)
+        with contextlib.suppress(ContradictionError):  # the certificate fails for it, and has the losses
+            wait_training(migration, migration.target_group, number)
         if migration.journal.facts.training_confirmed_at is None:
             migration.journal.record(Facts(training_confirmed_at=time.time()))
         migration.clock.end(migration.phase)
@@ -117,7 +119,8 @@ class Relaunch:
         migration.target_group.distribute_checkpoint(starting_point.name)
         if migration.journal.facts.relaunch_started_at is None:
             migration.journal.record(Facts(relaunch_started_at=time.time()))
-        command, at_least = prepare_standby.restore_command(migration, starting_point), sealed.attempt + 1
+        command = prepare_standby.restore_command(migration, starting_point)
+        at_least = max(sealed.attempt, migration.journal.facts.standby_attempt or 0) + 1
         return start_attempt(migration, migration.target_group, command, owner=plan.target, at_least=at_least)
 
     @staticmethod
