@@ -86,7 +86,14 @@ class Certify:
         rows = _rows_since(run, sealed.step, attempt)
         complete = run.state == records.FINISHED and run.step == sealed.step
         if plan.trainer is None:
-            proof = copy_certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
+            lost = not source_rows  # a preempted source is not reached
+            versions = (
+                restore_evidence.versions(None if lost else migration.source, plan.run_id, sealed.attempt),
+                restore_evidence.versions(target, plan.run_id, attempt),
+            )
+            proof = copy_certificate.certify(
+                plan, sealed, restore, rows, source_rows, complete=complete, versions=versions
+            )
         else:
             read = trainer_certificate.read_evidence(
                 migration.source, target, plan, sealed, attempt, migration.journal.facts
