@@ -128,8 +128,8 @@ $(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
 	@$(VENV)/maxtext/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/maxtext.txt
 	@touch $@
 
-test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
-	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py $(ARGS)
+test-maxtext: $(VENV)/maxtext/.installed  ## the tests that run MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py tests/trainers/test_maxtext_export.py $(ARGS)
 
 # The library that creates environments of conda on hosts without a tool of it; the channel of the tests is on loopback.
 $(VENV)/conda/.installed: $(STAMP) locks/conda.txt

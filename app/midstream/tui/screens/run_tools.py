@@ -79,7 +79,7 @@ class RunToolsScreen(CurvesScreen):
         return {name: state for (place, name), state in self._verified.items() if place == _place(run)}
 
     def selected_checkpoint(self, verb: str, key: str) -> tuple[RunView, str] | None:
-        """Return the run with its selected checkpoint; else show the list, or say that it is empty."""
+        """Return run and selected checkpoint; else show the list, or say it is empty."""
         run = self.run_view
         name = self.query_one("#checkpoint-table", Table).selected
         if run is None or not run.checkpoints:
