@@ -1,7 +1,7 @@
 """Downtime of each mode of a migration, beside the recipe by hand and the floor, over a shaped link.
 
     python benchmarks/migration.py [--mib 1024] [--mbit 1000] [--milliseconds 10 | --cable] [--rounds 1]
-        [--layers] [--before 6] [--throttle 2] [--only MODE ...]
+        [--layers] [--before 6] [--throttle 2] [--hosts 1] [--only MODE ...]
 
 The model is heavy in state and light in computation: a huge embedding, one small block, few tokens a step. With
 ``--layers`` it has many blocks and a moving average instead: beside the state a step then needs the least memory, a
@@ -15,7 +15,8 @@ end of the first on the target, by the lines that the engines write; both run on
 and the config, start it there. Packages and data are there already, and there are no pauses; compiling is part of it.
 ``floor`` is what cannot be avoided: the bytes at the link's rate, and the restore that the warm migration measured.
 ``live`` needs a target that is quicker than the source: the source sleeps ``--throttle`` seconds a step, and a
-replica does not.
+replica does not. With ``--hosts 2`` each end is a group of two hosts with a process each, of which only the target's
+first is behind the link; ``by hand`` has one host.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -68,17 +70,25 @@ class Bench:
         slow.mkdir()
         sleeps = SLOW.replace("SECONDS", str(options.throttle)).replace("REPLICAS", "0.0")
         (slow / "sitecustomize.py").write_text(sleeps)
-        here = self.lab.local("here", devices=2)
-        throttled = type(here)(root=here.root, devices=2, env={"PYTHONPATH": str(slow)})
+        here, there = (["here", "here2", "here3"][: options.hosts], ["there", "there2", "there3"][: options.hosts])
+        sources = {name: self.lab.local(name, devices=2) for name in here}
+        targets = {"there": self.there.config, **{name: self.lab.host(name, devices=2).config for name in there[1:]}}
+        groups = f"targets:\n  old: {{type: hosts, hosts: {json.dumps(here)}}}\n"
+        groups += f"  new: {{type: hosts, hosts: {json.dumps(there)}}}\n"
+        self.ends = ("old", "new") if options.hosts > 1 else ("here", "there")
         self.fleets = {}
-        for name, source in (("even", here), ("throttled", throttled)):
-            file = self.lab.fleet_file(here=source, there=self.there.config)
+        for name, env in (("even", None), ("throttled", {"PYTHONPATH": str(slow)})):
+            file = self.lab.fleet_file(
+                **{host: replace(config, env=env or config.env) for host, config in sources.items()}, **targets
+            )
+            file.write_text(file.read_text() + (groups if options.hosts > 1 else ""))
             self.fleets[name] = file.rename(file.with_name(f"{name}.yaml"))
-        self.roots = Path(here.root), Path(self.there.config.root)
+        self.roots = Path(sources["here"].root), Path(self.there.config.root)
         keep = f"[{{every: {self.saved}, until: {self.saved}}}]"
         self.flags = (
             *(_layers(options.mib) if options.layers else _embedding(options.mib)),
-            "--model.seq_len", "16", "--trainer.train_batch_size", "2", "--trainer.num_train_steps", "100000",
+            "--model.seq_len", "16", "--trainer.train_batch_size", str(2 * options.hosts),
+            "--trainer.num_train_steps", "100000",
             "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", keep,
         )  # fmt: skip
 
@@ -109,14 +119,14 @@ class Bench:
         run_id = f"{mode.replace(' ', '')}{number}"
         source, target = (Run(root, run_id) for root in self.roots)
         fleet = self.fleets["throttled" if mode == "live" else "even"]
-        self._midstream("--fleet", fleet, "--launch", TINY, "--on", "here", "--run-id", run_id, "--", *self.flags)
+        self._midstream("--fleet", fleet, "--launch", TINY, "--on", self.ends[0], "--run-id", run_id, "--", *self.flags)
         try:
             source.wait(lambda run: f"step-{self.saved}-a001" in run.checkpoints(), "a checkpoint", self.patience)
             source.wait_step(self.options.before, self.patience)
             if mode == "by hand":
                 return self._by_hand(source, target)
             printed = self._midstream(
-                "--fleet", fleet, "--migrate", run_id, "--to", "there", "--mode", mode, "--certify-steps", "1",
+                "--fleet", fleet, "--migrate", run_id, "--to", self.ends[1], "--mode", mode, "--certify-steps", "1",
                 "--healthy-steps", "1", "--json",
             )  # fmt: skip
             result = [json.loads(line) for line in printed.splitlines()][-1]
@@ -128,6 +138,7 @@ class Bench:
                 "outcome": result["outcome"],
                 "measured": result["downtime"]["measured"],
                 "predicted": sum(result["downtime"]["predicted"].values()),
+                "shards": _shards(result["certificate"]),
             }
         finally:
             for run in (source, target):
@@ -175,6 +186,12 @@ class Bench:
         }
 
 
+def _shards(certificate: dict[str, Any]) -> int:
+    """Return how many processes of a replica have compared their own shards."""
+    drift = certificate["claims"][-1]["evidence"].get("parameter_drift") or {}
+    return len(drift.get("shards", []))
+
+
 def _embedding(mib: int) -> tuple[str, ...]:
     """Return flags of a model of ``mib`` MiB: parameters and two moments of four bytes, nearly all of the embedding."""
     words = max(1024, mib * MIB // 12 // HIDDEN // 1024 * 1024)
@@ -205,8 +222,11 @@ def main() -> int:
     )
     flags.add_argument("--before", type=int, default=6, help="steps of the source before the migration begins")
     flags.add_argument("--rounds", type=int, default=1)
+    flags.add_argument("--hosts", type=int, default=1, choices=(1, 2, 3), help="of each end, with a process each")
     flags.add_argument("--only", nargs="*", choices=MODES, default=MODES)
     options = flags.parse_args()
+    if options.hosts > 1 and "by hand" in options.only:
+        flags.error("--hosts is of migrations alone: --only warm cold live")
     with session(options) as bench:
         found = {mode: [bench.move(mode, n) for n in range(options.rounds)] for mode in options.only}
     report = summary(found, options)
@@ -239,6 +259,7 @@ def summary(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace)
             "limited by": "the kernel" if options.cable else "a proxy",
         },
         "throttle": options.throttle,
+        "hosts of each end": options.hosts,
         "model": "layers" if options.layers else "embedding",
         "downtime": {mode: round(seconds, 2) for mode, seconds in down.items()},
         "moves": found,

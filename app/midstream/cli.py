@@ -190,6 +190,10 @@ def _without_fleet(options: argparse.Namespace, output: Output) -> int | None:
         from midstream import headless
 
         return headless.mode("reshard")(None, options, output)
+    if options.undo:
+        from midstream import headless
+
+        return headless.mode("undo_label")(options, output)
     if not any((options.init, here, options.doctor, options.continue_, options.rollback, options.verify, options.diff)):
         if not (options.checkpoints and is_local_or_bucket(options.checkpoints)):
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jmp
 import numpy as np
 import pytest
 
@@ -15,6 +14,8 @@ from midstream_core.precision import Precision, precision_of, rounds_products
      "params=f16,compute=bf16,output=f32", "o=bf16"],
 )  # fmt: skip
 def test_policies_mean_what_they_mean_in_jmp(text: str) -> None:
+    import jmp  # with jax, which each process that collects tests would import
+
     policy, ours = jmp.get_policy(text), Precision.parse(text)
     theirs = [np.dtype(dtype).name for dtype in (policy.param_dtype, policy.compute_dtype, policy.output_dtype)]
     assert [ours.parameters, ours.compute, ours.output] == theirs

@@ -169,7 +169,7 @@ def test_fence_repair_refuses_while_host_is_unreachable(fleet: Fleet, run: RunDi
     damage(run.paths.fence)
     fleet.file.write_text(fleet.file.read_text() + "  far: {type: ssh, address: 127.0.0.1, port: 1, user: nobody}\n")
     line = fleet.refused("--repair", "solo", "--yes")
-    assert "not answering, and may have a higher epoch: far (" in line
+    assert "not answering, and may have a higher ownership: far (" in line
 
 
 def test_fence_repair_refuses_checkpoint_of_higher_epoch(fleet: Fleet) -> None:

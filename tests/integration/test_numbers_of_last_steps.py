@@ -65,6 +65,9 @@ def test_number_of_the_last_step_is_learned(lab: Lab, runs: Callable[..., Run], 
     source.wait(lambda run: len(run.checkpoints()) > 1, "two checkpoints")
     assert all(int(name.split("-")[1]) % 25 == 24 for name in source.checkpoints())
     words = ("--fleet", fleet, "--migrate", "r", "--to", "there", "--yes", "--healthy-steps", "3", "--json")
+    for mode, finds_out in (("warm", "the rehearsal"), ("cold", "--mode warm")):
+        shown = midstream(*words, "--mode", mode, "--dry-run")
+        assert f"is not known: {finds_out} finds out before anything is stopped" in shown.stdout
     moved = midstream(*words)
     assert moved.code == 0, moved.stderr
     notes = [event["message"] for event in moved.of("note")]

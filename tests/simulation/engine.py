@@ -179,6 +179,8 @@ class Engine(Standby):
                 bucket_fence.check_fence(self.paths, fence, self.attempt.epoch, self._step, start)
             write_checkpoint(self.paths, self.attempt.number, self.attempt.epoch, start, self._step, self._config)
             digest = self._manifest(name).root_digest
+            if fence is None:
+                HISTORY.unfenced.append(f"{self._process.machine.name} step {self._step}")
             HISTORY.commits.append(
                 Commit(SCHEDULER.now, self.paths.run_id, self._process.machine.name, self.attempt.number,
                        self.attempt.epoch, self.attempt.start, self._step, self._restored, self._process.pid, digest)

@@ -41,7 +41,6 @@ CLUSTER = (
 CLUSTER_KINDS = ("requeue", "preempt", "lose", "isolate", "hang", "busy")
 LASTING = ("crash", "cut", "freeze", "fill", "snapshot", "lose", "hang", "busy")
 OUTAGES = (5.0, 60.0, 700.0, 4000.0)  # seconds until a machine or link works again, or a snapshot is restored
-JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
 
 
 @dataclass(frozen=True)
@@ -136,11 +135,11 @@ class Strikes:
             if machine.name in world.behind_target and len(world.behind_target) > 1:
                 machine = world.machines[world.dice.choice(world.behind_target)]
             self._crash(machine)
-            _later(fault.seconds, lambda: machine.boot(world.dice.choice(JUMPS)))
+            _later(fault.seconds, lambda: world.boot(machine))
         elif kind == "reboot operator":
             machine = world.machines["operator"]
             self._crash(machine)
-            machine.boot(world.dice.choice(JUMPS))
+            world.boot(machine)
         elif kind.startswith("snapshot"):
             machine = world.machines[self._source if kind.endswith("source") else self._target]
             kept = world.keep_root(machine.name)
@@ -171,7 +170,7 @@ class Strikes:
         self._crash(machine)
         lost = self._world.restore_root(machine.name, kept)
         self.struck.append(f"{SCHEDULER.now:.1f} {machine.name}: root restored, {lost} commits exist nowhere any more")
-        machine.boot(self._world.dice.choice(JUMPS))
+        self._world.boot(machine)
 
     def _crash(self, machine: Machine) -> None:
         lost = machine.crash()

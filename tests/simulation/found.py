@@ -57,6 +57,18 @@ FOUND = (
     _found(5600108, "roll back late", "warm", "bucket", "59:crash target:4000"),
     # Both roots were restored after a rollback: `--restart` and `--repair` named each other for ever.
     _found(5600777, "roll back", "warm", "disk", "8:restore state,58:snapshot source:60,93:snapshot target:60"),
+    # The shared root of a cluster was put back while a job trained: it committed without a fence.
+    _found(0, "migrate", "warm", "cluster", "51:snapshot target:60"),
+    # An automatic rollback was continued, and gave up what the target had saved in between.
+    _found(0, "migrate", "warm", "cluster", "77:fill target:60"),
+    # A requeued job's status was that of its superseded start: it was migrated from an earlier checkpoint.
+    _found(5700109, "and back", "warm", "cluster", "61:lose nodes:5,71:busy controller:700"),
+    # The same status: the job was started again beside itself.
+    _found(5600678, "migrate", "cold", "cluster", "67:lose nodes:5"),
+    # The owner's root was restored before a migration back: `--continue` and `--repair` named each other.
+    _found(5600584, "and back", "warm", "group", "83:snapshot target:60"),
+    # A replica's root was restored under it: the next standby got its number, beside a process that had not ended.
+    _found(5013, "migrate", "live", "group", "0:snapshot target:60"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

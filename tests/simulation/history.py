@@ -44,6 +44,7 @@ class History:
     training: dict[SimulatedProcess, int] = field(default_factory=dict)  # process -> epoch
     seals: list[tuple[float, str, int, str, int]] = field(default_factory=list)  # time, machine, epoch, owner, step
     doubles: list[str] = field(default_factory=list)  # engines beside one that worked
+    unfenced: list[str] = field(default_factory=list)  # commits to a directory without a fence
 
     def take_start(self, process: SimulatedProcess, epoch: int) -> None:
         """Note that an engine is about to train while another one trains on its machine or under its epoch."""
@@ -61,6 +62,7 @@ class History:
         self.training.clear()
         self.seals.clear()
         self.doubles.clear()
+        self.unfenced.clear()
 
 
 HISTORY = History()

@@ -25,6 +25,8 @@ def check_commits(world: World, commits: list[Commit], consents: list[int]) -> N
     """
     if HISTORY.doubles:
         raise BrokenError(f"two engines at one time: {HISTORY.doubles}")
+    if HISTORY.unfenced:
+        raise BrokenError(f"committed without a fence: {HISTORY.unfenced}")
     for before, after in pairwise(commits):
         if (after.epoch, after.start) < (before.epoch, before.start):
             raise BrokenError(f"an older start has committed after a newer one: {before} {after}")

@@ -17,7 +17,7 @@ from midstream.migrate import executor, journal_recovery, migration_process
 from midstream.migrate.journal import phase_names
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.phases import cutover, relaunch
-from midstream.migrate.steps import ownership_records, source_return, target_close
+from midstream.migrate.steps import ownership_records, source_return, target_close, target_progress
 from midstream.ownership.judgement import UNSIGNED, Judgement, Standing
 from midstream.ownership.owner_judge import OwnerJudge
 from midstream_core import records
@@ -107,11 +107,17 @@ def rollback_leaves_nothing_running() -> None:
     replace_everywhere(source_return.reopen_source, lambda migration, back: None)
 
 
+def _give_up_steps() -> None:
+    """Have a failure give up what the target has done."""
+    replace_everywhere(executor._may_go_on, lambda migration: False)
+    replace_everywhere(target_progress.keeps_steps, lambda migration: False)
+
+
 @known
 def lost_contact_rolls_back() -> None:
     """A target that did not answer counted as one that does not train: the migration was rolled back."""
     replace_everywhere(executor._contact_lost, lambda migration, phase, error: error)
-    replace_everywhere(executor._may_go_on, lambda migration: False)
+    _give_up_steps()
     replace_everywhere(target_close.close_target, _close_if_it_answers)
 
 
@@ -265,13 +271,13 @@ def fence_is_not_durable() -> None:
 def own_full_disk_rolls_back() -> None:
     """A report that could not be written on the operator's full disk rolled back a target that trained."""
     replace_everywhere(executor._is_of_this_machine, lambda error: False)
-    replace_everywhere(executor._may_go_on, lambda migration: False)
+    _give_up_steps()
 
 
 @known
 def failure_gives_up_steps() -> None:
     """A source that was away for five seconds after the target had started gave up the target's steps."""
-    replace_everywhere(executor._may_go_on, lambda migration: False)
+    _give_up_steps()
     executor.HostError = MidstreamError  # type: ignore[misc, assignment]  lost connections are like other errors
 
 
@@ -355,7 +361,7 @@ def restart_falls_back() -> None:
 def certified_run_is_rolled_back() -> None:
     """A failure after the certificate rolled the migration back, and gave up the target's steps."""
     executor.phase_names = SimpleNamespace(**{**vars(phase_names), "CERTIFY": "none"})  # type: ignore[assignment]
-    replace_everywhere(executor._may_go_on, lambda migration: False)
+    _give_up_steps()
 
 
 @known

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from simulation import faults
+from simulation import faults, found_faults
 from simulation.known_faults import KNOWN
 from simulation.machines import REAL_EXIT
 from simulation.runner import children_seconds, fork_schedule
 from simulation.scheduler import REAL_CLOCK
-from simulation.schedules import CALLS, CLUSTER, Schedule
+from simulation.schedules import CALLS, CLUSTER, GROUP, Schedule
 from simulation.shrink import broken_invariant, replay_flags
 
 LIMIT = 300.0  # seconds of a core for one fault
-INVARIANT = "BrokenError"
+INVARIANTS = ("BrokenError", "EndlessWaitError")
+assert found_faults.__name__, "its import adds faults to `KNOWN`"
 HEAD = """# Known faults that simulations find
 
 After this page you know which faults of the project's history simulations find again, and how soon.
@@ -74,6 +75,8 @@ KILLED = ("kill process after", "kill before line")
 FAILING = Search("patient", "cold", "disk", ("kill engine later", "crash target later"), late=True)
 REQUEUED_BY_SLURM = Search("patient", "cold", CLUSTER, ("requeue jobs later", "preempt jobs later"), late=True)
 REQUEUED = Search("patient", "cold", CLUSTER, ("lose nodes", "lose nodes after save"))
+FROZEN = Search("copied state", "cold", "disk", ("freeze process",))
+RESTORED = Search("patient", "warm", "disk", ("keep state", "restore state"))
 COPIED = Search("copied state", "cold", "disk", ("freeze process",), late=True)
 SEARCHES = {
     "any_fence_accepts": REQUEUED,
@@ -83,18 +86,19 @@ SEARCHES = {
     "present_attempt_is_not_adopted": Search("migrate", "cold", "disk", KILLED, late=True),
     "start_is_repeated": Search("migrate", "cold", "disk", ("answer lost",), late=True),
     "relaunch_runs_once": FAILING,
-    "lost_contact_rolls_back": Search("patient", "cold", "disk", ("cut target",), late=True),
+    "lost_contact_rolls_back": Search("patient", "warm", "disk", ("cut target",), late=True),
     "standby_is_taken_for_the_run": Search("migrate", "warm", "disk", KILLED, late=True),
     "fence_is_not_durable": Search("migrate", "cold", "disk", ("crash source", "crash target"), late=True),
     "run_passes_on_unnoticed": COPIED,
     "restart_falls_back": FAILING,
     "certified_run_is_rolled_back": FAILING,
-    "two_processes_of_a_migration": Search("two at once", "cold", "disk", ("freeze process",)),
+    "two_processes_of_a_migration": Search("two at once", "warm", "disk", ("freeze process", "answer lost")),
     "failed_node_ends_its_engine": Search("patient", "cold", CLUSTER, ("isolate nodes later",), late=True),
     "own_full_disk_rolls_back": Search("patient", "cold", "disk", ("fill operator",)),
-    "failure_gives_up_steps": Search("patient", "cold", "disk", ("cut source",), late=True),
-    "late_command_seals": COPIED,
-    "released_lock_is_acquired": COPIED,
+    "failure_gives_up_steps": Search("patient", "warm", "disk", ("cut source", "fill source"), late=True),
+    "late_command_seals": FROZEN,
+    "seal_beside_a_running_engine": Search("migrate", "cold", "disk", ("freeze process",)),
+    "released_lock_is_acquired": FROZEN,
     "sealed_checkpoint_is_pruned": Search("roll back late", "warm", "bucket", ("kill process",)),
     "earlier_fence_is_left": Search("roll back", "cold", "bucket", ("snapshot source",)),
     "accounting_comes_first": REQUEUED_BY_SLURM,
@@ -105,9 +109,19 @@ SEARCHES = {
     "fence_goes_back": COPIED,
     "suspended_process_starts_the_target": COPIED,
     "source_permits_any_process": COPIED,
-    "silence_of_the_journal": COPIED,
-    "restored_journal_is_believed": COPIED,
+    "silence_of_the_journal": RESTORED,
+    "restored_journal_is_believed": RESTORED,
     "largest_epoch_is_believed": Search("liar"),
+    "numbered_start_commits_without_fence": Search("migrate", "warm", CLUSTER, ("snapshot target",)),
+    "incomplete_rollback_gives_up_steps": Search("migrate", "warm", CLUSTER, ("fill target",), late=True),
+    "superseded_start_ends_the_job": Search("and back", "warm", CLUSTER, ("lose nodes",), late=True),
+    "unstarted_migration_is_undetermined": Search("and back", "warm", GROUP, ("snapshot target",), late=True),
+    "restored_source_has_nothing_to_undo": Search("roll back", "cold", "disk", ("snapshot source",)),
+    "restored_source_is_sealed_earlier": Search("migrate", "warm", GROUP, ("snapshot source",)),
+    "restored_lock_has_started_nothing": Search("roll back", "warm", GROUP, ("snapshot source",), late=True),
+    "pin_expires_by_own_clock": Search("roll back late", "warm", "bucket", ("crash target",), late=True),
+    "damaged_status_is_awaited": Search("and back", "cold", "disk", ("crash target",)),
+    "returned_run_is_completed": Search("copied state", "cold", "disk", ("freeze process",), late=True),
 }
 
 
@@ -173,7 +187,7 @@ def _search(name: str, directory: str, first: int, limit: float) -> Finding:
             continue
         outcome = fork_schedule(schedule, directory)
         spent, invariant = children_seconds() - begun, broken_invariant(outcome)
-        if invariant.startswith(INVARIANT):
+        if invariant.startswith(INVARIANTS):
             return Finding(name, number + 1, spent, outcome.schedule, invariant)
         if spent > limit:
             return Finding(name, number + 1, spent)

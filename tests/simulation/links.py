@@ -261,7 +261,7 @@ class _Writer:
 class _Reader:
     """``stdout`` of a program, at the operator's end."""
 
-    POLL = 1.0  # seconds between two looks at a link that was cut
+    POLL = 3.0  # seconds between two looks at a link that was cut
 
     def __init__(self, program: SimulatedProgram) -> None:
         self._program = program

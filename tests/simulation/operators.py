@@ -44,6 +44,12 @@ def _parsed(line: bytes) -> dict[str, object]:
         return {}
 
 
+def is_settled(world: World) -> bool:
+    """Return whether the run trains on one machine that has its fence, and no migration is open."""
+    trains = world.trains()
+    return len(trains) == 1 and not is_open(world) and world.fence(trains[0]) is not None
+
+
 def gives_up(command: list[str]) -> bool:
     """Return whether a command says that steps may be given up."""
     return command[0] == "--rollback" or "--source-lost" in command
@@ -59,7 +65,7 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
         processes = [process for process in working if process.name.startswith("migration")]
         if processes:
             world.run_until(lambda processes=processes: all(process.exit_code is not None for process in processes))
-        if len(world.trains()) == 1 and not is_open(world):
+        if is_settled(world):
             return
         state, command = _next(world, given, vain)
         given[f"{state} {hints.line(command)}"] += 1
@@ -92,6 +98,10 @@ def _next(world: World, given: Counter[str], vain: Counter[str]) -> tuple[str, l
     unfinished = next((state for state in STATES if is_open(world, state)), "")
     if unfinished:
         return unfinished, ["--continue", migrations(world, unfinished)[-1]]
+    trains = world.trains()
+    status = world.status(trains[0]) if len(trains) == 1 else None
+    if status is not None and (repairs := hints.commands(status.message)):
+        return "state", repairs[0]
     named = hints.COMMAND.search(hints.last_message(text))  # one that shows the reason, such as a log
     if code > 0 and code not in UNCHANGED and named is None and not (world.troubled or world.trained):
         raise BrokenError(f"a command printed no line that brings the run on: {world.said[-1]}")

@@ -13,7 +13,9 @@ from typing import Any
 
 from midstream import plain_yaml
 from midstream.fleet import fleet_yaml
+from midstream.hosts import deadline
 from midstream.migrate.failover import guard
+from midstream.migrate.journal import journal
 from midstream.migrate.steps import observation
 from midstream.watch import watcher
 from simulation.operating_system import replace_everywhere
@@ -26,6 +28,8 @@ def install() -> None:
     guard.POLL_INTERVAL = POLL  # type: ignore[misc]
     observation.CHECK_INTERVAL = POLL  # type: ignore[misc]
     watcher.MAX_TICK = POLL / 2  # type: ignore[misc]
+    journal.FOLLOW_POLL = 1.0  # type: ignore[misc]
+    deadline.POLL_INTERVAL = deadline.MAX_STEP  # type: ignore[misc]
     for parse in (plain_yaml.load_plain, fleet_yaml.load_yaml):
         replace_everywhere(parse, _parsed_once(parse))
 

@@ -18,6 +18,7 @@ import resource
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -36,7 +37,7 @@ MEMORY = 3 << 30  # bytes of address space for one schedule
 def single_faults(kinds: Sequence[str]) -> Iterator[Schedule]:
     """Yield every schedule with one fault, for each mode and place, those of a cluster where the target is one."""
     for mode, place in itertools.product(MODES, ("disk", "bucket", GROUP, CLUSTER)):
-        if mode == "live" and place != "disk":
+        if mode == "live" and "bucket" in place:
             continue
         here = [kind for kind in kinds if place == CLUSTER or kind not in faults.CLUSTER]
         for call, kind in itertools.product(range(CALLS[mode]), here):
@@ -90,7 +91,7 @@ def warm(directory: str) -> None:
 
 
 def _profile(schedules: Iterator[Schedule], directory: str) -> int:
-    profile = cProfile.Profile()
+    profile = cProfile.Profile(time.process_time)  # others may have the core
     for schedule in schedules:
         shutil.rmtree(directory)
         os.makedirs(directory)
@@ -261,7 +262,7 @@ def main() -> int:
         unseen.leave_out_nothing()
     warm(directory)
     if options.known:
-        from simulation.known_faults import KNOWN
+        from simulation.known_table import KNOWN
 
         KNOWN[options.known]()
     if options.night:

@@ -63,7 +63,7 @@ class Schedule:
             struck = faults.draw(other, CALLS[mode], kinds=(*faults.WEIGHTED, *faults.FURTHER * 4))
         given = self.faults if self.faults is not None else tuple(struck)
         mode, place = self.mode or mode, self.place or place
-        mode = "warm" if place != "disk" and mode == "live" else mode  # live is refused there
+        mode = "warm" if "bucket" in place and mode == "live" else mode  # live is refused there
         return Schedule(self.seed, self.scenario or scenario, mode, given, place)
 
     def story(self) -> str:

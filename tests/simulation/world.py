@@ -29,6 +29,8 @@ PAIR = ("two", "four")  # hosts of a group that share the root of the first
 CLAIMED = 9  # epoch of a fence that a machine claims
 OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
+NEAR = (0.0, 0.3, -0.3, 2.0)  # the same, of a cluster's node before its login node
+JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
 WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
 
@@ -74,6 +76,10 @@ class World:
                 machine.activity = self.machines[PAIR[0]].activity
             machine.activity.timed |= self.cluster is not None
             machine.ahead, machine.rate = self.dice.choice(AHEAD), 1.0 + self.dice.choice((0.0, 2e-4, -2e-4))
+        if self.cluster is not None:  # munge, by which SLURM authenticates, refuses clocks that differ by minutes
+            login = self.machines[clusters.LOGIN]
+            for machine in map(self.machines.__getitem__, clusters.NODES):
+                machine.ahead, machine.rate = login.ahead + self.dice.choice(NEAR), login.rate
         self.fleet_file = os.path.join(self.directory, "fleet.yaml")
         hosts = {
             name: {"type": "ssh", "address": name, "root": self.root(name), "python": "/usr/bin/python3", "devices": 1}
@@ -153,6 +159,12 @@ class World:
         process = start_engine(self.machines[host], environment, paths.attempt(1).dir, paths.attempt(1).log(0))
         records.write_json(paths.attempt(1).launched(0), {**identity_of(process).to_json(), "argv": ["train"]})
         self.run_until(lambda: (status := self.status(host)) is not None and status.step >= steps, watched=True)
+
+    def boot(self, machine: Machine) -> None:
+        """Start a machine again; its clock may jump."""
+        jump = self.dice.choice(JUMPS)
+        near = self.cluster is not None and machine.name in self.behind_target
+        machine.boot(0.0 if near and abs(jump) > max(NEAR) else jump)
 
     def keep_root(self, host: str) -> str:
         """Copy a host's root, as a snapshot does; return where the copy is."""
@@ -247,14 +259,19 @@ class World:
         owner = max(fences, key=lambda fence: fence.order).owner if fences else ""
         if owner != target:
             self.completed.append(f"{migration} ended as completed, and the newest fence names {owner}")
+        if self.restored:  # what a rollback had written may have been on a disk that was put back
+            return
         for lines in Path(self.directory).glob(f"state*/migrations/{migration}/journal.jsonl"):
             if lines.parent != directory and b'"outcome": "rolled back"' in lines.read_bytes():
                 self.completed.append(f"{migration} ended as completed, and a copy of its files as rolled back")
 
     def healthy(self) -> bool:
-        """Return whether every machine is up, can be reached, and has space on its disk."""
+        """Return whether all machines are up, can be reached and have space, and SLURM follows commands."""
         stored = self.bucket is None or self.bucket.reachable
-        return stored and not self.network.cut and all(one.up and not one.full for one in self.machines.values())
+        obeys = self.cluster is None or not (self.cluster.hangs or self.cluster.busy)
+        return (
+            stored and obeys and not self.network.cut and all(one.up and not one.full for one in self.machines.values())
+        )
 
     def wait(self, command: SimulatedProcess) -> tuple[int, str]:
         """Wait for the end of a command; return its exit code and output."""

@@ -41,6 +41,7 @@ _MODULES = {
     "show_tree": "verify_checkpoint",
     "status": "status",
     "stop": "launch_and_stop",
+    "undo_label": "label_run",
     "verify": "verify_checkpoint",
     "watch": "watch_fleet",
 }

@@ -15,19 +15,18 @@ if TYPE_CHECKING:
     from midstream.fleet.fleet import Fleet
 
 
-def label(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
-    """Print the label of a run, after the changes that the flags ask for.
+def undo_label(options: argparse.Namespace, output: Output) -> int:
+    """Take the last edit of a label back, and print that run's label."""
+    if options.label or _changes(options):
+        raise UsageError("--undo takes back the last edit, of whichever run it was", "midstream --label --undo")
+    stored, run_id = labels.undo()
+    _print(run_id, stored.of(run_id), output)
+    return Exit.DONE
 
-    ``--undo`` takes the last one back.
-    """
-    changes = {name: getattr(options, name) for name in ("name", "tags", "note") if getattr(options, name) is not None}
-    if options.undo:
-        if options.label or changes:
-            raise UsageError("--undo takes back the last edit, of whichever run it was", "midstream --label --undo")
-        stored, run_id = labels.undo()
-        _print(run_id, stored.of(run_id), output)
-        return Exit.DONE
-    run_id = options.label
+
+def label(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
+    """Print the label of a run, after the changes that the flags ask for."""
+    run_id, changes = options.label, _changes(options)
     if not run_id:
         raise UsageError("--label needs RUN", "midstream --label RUN --name NAME --tags A,B --note TEXT")
     before = labels.load().of(run_id)
@@ -38,6 +37,10 @@ def label(fleet: Fleet, options: argparse.Namespace, output: Output) -> int:
         labels.edit(run_id, now)
     _print(run_id, now, output)
     return Exit.DONE
+
+
+def _changes(options: argparse.Namespace) -> dict[str, str]:
+    return {name: getattr(options, name) for name in ("name", "tags", "note") if getattr(options, name) is not None}
 
 
 def _find(fleet: Fleet, run_id: str) -> None:

@@ -16,11 +16,10 @@ from midstream.migrate import stages
 from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal import migration_state, phase_names, stage_times
 from midstream.migrate.journal.facts import required
-from midstream.migrate.journal.journal import JournalError, outcome, read_events
+from midstream.migrate.journal.journal import WITHDRAWN, JournalError, begun_rollback, outcome, read_events
 from midstream.migrate.journal_recovery import BEHIND, is_behind
 from midstream.migrate.phases import phases
 from midstream.migrate.phases.certify import NotProvenError
-from midstream.migrate.phases.relaunch import newest_of_target
 from midstream.migrate.phases.rollback import Rollback
 from midstream.migrate.steps.migration import (
     Migration,
@@ -32,6 +31,7 @@ from midstream.migrate.steps.migration import (
 )
 from midstream.migrate.steps.preemption import PreemptedError, provider_of
 from midstream.migrate.steps.rollback_outcome import ran_before
+from midstream.migrate.steps.target_progress import TargetTrainsError, shown_step
 
 ROLLBACK_REQUESTED = "requested by the user"
 MAX_DISCONNECTS = 12  # in one phase, each within DISCONNECT_WINDOW seconds of the one before
@@ -50,7 +50,7 @@ def _execute(migration: Migration, rollback: bool) -> Exit:
     if state.ended:  # another process has completed it
         return _result(migration, Exit(state.exit_code), state.outcome, state.error)
     done = {event.phase for event in events if event.event == "phase" and event.state == phase_names.DONE}
-    begun = next((e for e in events if e.event == "phase" and e.phase == phase_names.ROLLBACK), None)
+    begun = begun_rollback(events)
     if begun is not None:
         return _roll_back(migration, begun.message, Exit(begun.detail.get("exit_code", Exit.FAILED)))
     if rollback or migration.directory.rollback_requested():
@@ -212,17 +212,11 @@ def _may_go_on(migration: Migration) -> bool:
 
     Only an answer that shows none says no.
     """
-    plan, sealed = migration.plan, migration.journal.facts.sealed
-    if sealed is None:  # lost with the journal's lines
-        return True
+    sealed = migration.journal.facts.sealed
     try:
-        newest = newest_of_target(migration)
-        attempt = migration.target_group.attempt_of_migration(plan.migration)
+        return sealed is None or shown_step(migration) > sealed.step  # None: lost with the journal's lines
     except MidstreamError:
         return True
-    status = attempt.status if attempt is not None and attempt.running else None
-    trains = status is not None and status.epoch == plan.epoch and status.step > sealed.step
-    return trains or (newest is not None and newest.step > sealed.step)
 
 
 def _is_of_this_machine(error: Exception) -> bool:
@@ -245,9 +239,11 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
     """Roll back to the source.
 
     If that cannot be completed now, the migration stays open and the result has the command that continues it. ``code``
-    is journaled: the process that completes the rollback exits with it.
+    is journaled: the process that completes the rollback exits with it. Where no user has requested it and the target
+    shows steps, it is withdrawn, and the migration may go on.
     """
     migration.phase = phase_names.ROLLBACK
+    migration.gives_up = code != Exit.FAILED
     migration.clock.abandon()
     migration.journal.write(
         "phase", phase=phase_names.ROLLBACK, state=phase_names.STARTED, message=why, exit_code=int(code)
@@ -261,6 +257,11 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
     except MovedOnError as error:  # a later migration owns the run
         _journal_failure(migration, phase_names.ROLLBACK, error.message)
         return moved_on(migration, error)
+    except TargetTrainsError as error:  # nothing was undone, and each continuation begins with this phase
+        migration.journal.write(
+            "note", phase=phase_names.RELAUNCH, state=WITHDRAWN, message="the rollback is withdrawn"
+        )
+        return _result(migration, Exit.INTERRUPTED, migration_state.INTERRUPTED, f"{why}; {error}")
     except JournalError:
         raise
     except Exception as error:  # noqa: BLE001 - after any error the rollback has to be completed later

@@ -19,7 +19,7 @@ from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch.host_group_start import CONCURRENCY
 from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.facts import Facts, StartingPoint
-from midstream.migrate.journal.journal import read_events
+from midstream.migrate.journal.journal import begun_rollback, read_events
 from midstream.migrate.journal.migration_directory import MigrationDirectory
 from midstream.migrate.journal.phase_names import CUTOVER, DONE, PREPARE, ROLLBACK, STARTED
 from midstream.migrate.journal.plan import Plan
@@ -40,7 +40,7 @@ def is_behind(migration: Migration) -> bool:
     steps of the target that it does not know of.
     """
     plan, facts = migration.plan, migration.journal.facts
-    if facts.relaunching or _has_phase_event(migration, ROLLBACK, STARTED):
+    if facts.relaunching or begun_rollback(read_events(migration.directory.journal_file)):
         return False
     try:
         attempt = migration.target_group.attempt_of_migration(plan.migration)
@@ -96,7 +96,7 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
     if mode_of(plan.mode).replays and sealed is not None:
         lost = lost.updated(_promotion(migration))
     _journal_evident_phases(migration, sealed is not None, complete.target_attempt is not None)
-    if ours and fence.epoch > plan.epoch and not _has_phase_event(migration, ROLLBACK, STARTED):
+    if ours and fence.epoch > plan.epoch and not begun_rollback(read_events(migration.directory.journal_file)):
         migration.journal.write(
             "phase", phase=ROLLBACK, state=STARTED, message="a rollback was in progress", exit_code=1
         )

@@ -21,6 +21,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.migrate import notify
 from midstream.migrate.executor import execute, moved_on
 from midstream.migrate.journal import damaged_files, fleet_scope, migration_state
+from midstream.migrate.journal import journal as journals
 from midstream.migrate.journal import migration_directory as directories
 from midstream.migrate.journal.cached_view import START_TIMEOUT
 from midstream.migrate.journal.event import Event
@@ -191,7 +192,7 @@ def follow(migration: str, offset: int = 0) -> Iterator[Event]:
     stopped = threading.Event()
 
     def watch() -> None:
-        while directory.is_locked() and not stopped.wait(0.1):
+        while directory.is_locked() and not stopped.wait(journals.FOLLOW_POLL):
             pass
         ended.set()
 

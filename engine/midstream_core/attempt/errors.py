@@ -21,5 +21,16 @@ class AlreadyRunningError(EngineError):
     """A process of an earlier start of this attempt runs on this machine."""
 
 
+class ContradictionError(EngineError):
+    """The restored state is not the one that was saved.
+
+    ``contradiction``: the evidence for that, in one line.
+    """
+
+    def __init__(self, contradiction: str, message: str) -> None:
+        super().__init__(message)
+        self.contradiction = contradiction
+
+
 class CheckpointError(Exception):
     """A checkpoint cannot be written or read."""

@@ -41,17 +41,23 @@ def read_fence(paths: RunPaths) -> Fence | None:
         raise FenceUnreadableError(f"{error}; nothing is committed until the fence can be read") from error
 
 
-def check_not_removed(paths: RunPaths) -> None:
+def check_not_removed(paths: RunPaths, start: int = 0) -> None:
     """Raise FenceUnreadableError where a fence that was not found was removed.
 
-    The run had one if it has a lineage, which is written after the fence. A file that is absent for a moment, as on a
-    network file system, may be the fence of another owner.
+    The run had one if it has a lineage, which is written after the fence, or if the caller has taken its ``start``
+    number in it: a snapshot that is put back has neither. A file that is absent for a moment, as on a network file
+    system, may be the fence of another owner.
     """
-    if os.path.exists(paths.lineage):
-        raise FenceUnreadableError(
-            f"{paths.fence} has been removed; nothing is committed until it exists "
-            f"(hint: midstream --repair {paths.run_id})"
-        )
+    if start or os.path.exists(paths.lineage):
+        raise fence_removed(paths)
+
+
+def fence_removed(paths: RunPaths) -> FenceUnreadableError:
+    """Return the error of a run whose fence was removed, with its hint."""
+    return FenceUnreadableError(
+        f"{paths.fence} has been removed; nothing is committed until it exists "
+        f"(hint: midstream --repair {paths.run_id})"
+    )
 
 
 def check(paths: RunPaths, epoch: int, step: int, start: int = 0) -> Fence | None:
@@ -65,7 +71,7 @@ def check(paths: RunPaths, epoch: int, step: int, start: int = 0) -> Fence | Non
     """
     fence = read_fence(paths)
     if fence is None:
-        check_not_removed(paths)
+        check_not_removed(paths, start)
     else:
         refuse_commit(fence, epoch, step, start, f"run {paths.run_id}")
     return fence
@@ -108,7 +114,7 @@ def seal(paths: RunPaths, *, epoch: int, owner: str, step: int, start: int = 0) 
     with locked(paths.lock):
         fence = read_fence(paths)
         if fence is None:
-            check_not_removed(paths)
+            check_not_removed(paths, start)
         old = fence or Fence(epoch - 1, "")
         if (old.epoch, old.owner, old.sealed_step) == (epoch, owner, step):
             return old

@@ -135,14 +135,20 @@ class StatusFile:
 
 
 def _is_superseded(path: str, mine: records.Status) -> bool:
-    """Return whether a newer start of the attempt writes the file: its status stays."""
+    """Return whether a newer start of the attempt writes the file: its status stays.
+
+    One that has no number yet is newer than one that has: it takes the next one, or ends.
+    """
     if not mine.start:
         return False
     try:
         status = records.Status.read_or_none(path)
     except (OSError, records.RecordError):
         return False
-    return status is not None and (status.epoch, status.start) > (mine.epoch, mine.start)
+    if status is None:
+        return False
+    begins = not status.start and status.state not in records.ENDED and status.identity != mine.identity
+    return begins or (status.epoch, status.start) > (mine.epoch, mine.start)
 
 
 def _answers(path: str, run_id: str, attempt: int) -> tuple[int, int]:

@@ -42,7 +42,7 @@ _NAMES = {  # module -> its names; a module is loaded with the first use of one 
     "command": "Command PROMOTE REPLAY RESTORE SAVE STANDBY STANDBYS STARTS STOP",
     "digests": "batch_digest crc32c_base64 data_digests IMPORTED root_digest tokenizer_digests",
     "errors": "DamagedRecordError NewerFormatError RecordError",
-    "evidence": "ParameterDrift Restore TrainerEvidence",
+    "evidence": "ParameterDrift Restore ShardDrift TrainerEvidence",
     "fence": "ClosedStart Fence first_fence Seal",
     "field_forms": "CHECKPOINT_NAME DIGEST DIGEST_OR_EMPTY DTYPE NAME RUN_ID RUN_ID_OR_EMPTY",
     "files": "append_line canonical_json finite_json locked MAX_FILE open_lines open_regular parse_json read_bytes "

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, List, Optional
 
+from midstream_core.json_types import RecordFields
 from midstream_core.records.field_forms import CHECKPOINT_NAME
 from midstream_core.records.record import JsonRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class Restore(JsonRecord):
-    """``restore.json``: the restored checkpoint, written before the first update."""
+    """``restore.json``: the restored checkpoint.
+
+    Written before any update is reported.
+    """
 
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})
     step: int
@@ -23,7 +27,7 @@ class Restore(JsonRecord):
     batch_digest: str  # of batch ``step``, the next one to be consumed
     recorded_batch_digest: str  # of the same batch, as the writer expected it
     devices: int = 0
-    seconds: Dict[str, float] = dataclasses.field(default_factory=lambda: {})
+    seconds: Dict[str, float] = dataclasses.field(default_factory=lambda: {})  # before the first update, by phase
     divided_from: int = 0  # data-parallel processes that saved another trainer's checkpoint, which was divided
     divided_over: int = 0  # processes that it was divided over; 0: it was not
     divided_digests: Dict[str, str] = dataclasses.field(default_factory=lambda: {})  # SHA-256, equal before and after
@@ -64,16 +68,41 @@ class TrainerEvidence(JsonRecord):
 
 
 @dataclasses.dataclass(frozen=True)
+class ShardDrift(JsonRecord):
+    """Parameter drift of one process's part of the parameters: its shards.
+
+    Distances are |a-b| / |b| in Euclidean norms, of the replica's a and the sealed b.
+    """
+
+    process: int
+    host: str
+    distance: float
+    worst: float  # the largest of the distances of its parts of the arrays
+    worst_array: str
+    parameters: int  # numbers that were compared
+    norm: float  # |b|
+
+
+@dataclasses.dataclass(frozen=True)
 class ParameterDrift(JsonRecord):
     """``parameter_drift.json``: distance of a replica's parameters from sealed ones.
 
-    The distance is measured where the replica takes over.
+    The distance is measured where the replica takes over. Each of several processes measures its own shards; a
+    parameter that several processes have counts for each.
     """
 
     step: int
     checkpoint: str = dataclasses.field(metadata={"form": CHECKPOINT_NAME})  # the sealed one
-    root_digest: str  # recomputed from the bytes that were read
+    root_digest: str  # the sealed one's; the objects that were read have the hashes of its manifest
     distance: float  # |a-b| / |b| over all parameters, Euclidean norm
     worst: float  # the largest of the arrays' own distances
     worst_array: str
     parameters: int  # numbers that were compared
+    shards: List[RecordFields] = dataclasses.field(
+        default_factory=lambda: [], metadata={"items": ShardDrift}
+    )  # by process; empty where there is only one
+
+    @property
+    def shard_drifts(self) -> List[ShardDrift]:
+        """The decoded shards."""
+        return [ShardDrift.from_checked(entry) for entry in self.shards]

@@ -54,7 +54,7 @@ class Status(JsonRecord):
     acknowledged: int = 0  # sequence of the last command that was carried out
     rejected: int = 0  # sequence of the last command that was not: training goes on, ``message`` has the reason
     message: str = ""  # one line: why it failed, what it waits for
-    contradiction: str = ""  # one line: what shows that the trainer did not continue from its checkpoint
+    contradiction: str = ""  # one line: what shows that it did not continue from its checkpoint
     state_bytes: int = 0  # of the run's complete state, as a checkpoint has it; 0 until it is known
     compiled_seconds: float = 0.0  # until its programs were compiled, or read from the cache; 0 before
     rehearsed_seconds: float = 0.0  # of one update in the rehearsal; 0 without a rehearsal

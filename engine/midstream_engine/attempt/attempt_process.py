@@ -20,7 +20,7 @@ import yaml
 
 from midstream_core import records
 from midstream_core.attempt.earlier_process import running_earlier
-from midstream_core.attempt.errors import AlreadyRunningError, CheckpointError, EngineError
+from midstream_core.attempt.errors import AlreadyRunningError, CheckpointError, ContradictionError, EngineError
 from midstream_core.attempt.status_file import StatusFile
 from midstream_core.json_types import JsonValue
 from midstream_engine.base_directory import resolved_path
@@ -188,7 +188,8 @@ def _attempt(
         if isinstance(error, PeerLostError):
             status.end(records.FAILED, line)  # no change after this process's own end: everything is saved
         else:
-            status.update(state=records.FAILED, message=line)
+            shown = error.contradiction if isinstance(error, ContradictionError) else ""
+            status.update(state=records.FAILED, message=line, contradiction=shown)
         processes.abandon(line)
         return code, processes
     log.info("%s at step %d", ended, status.value.step)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ import numpy as np
 from midstream_core import records
 from midstream_core.attempt.errors import EngineError, FencedError
 from midstream_core.attempt.save_fence import read_fence
-from midstream_core.json_types import JsonValue
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.checkpoint.array_names import unflatten
 from midstream_engine.checkpoint.errors import CheckpointMismatchError
@@ -38,8 +36,6 @@ from midstream_engine.optim.optimizer import schedule_count
 from midstream_engine.runtime.attempt_record import AttemptRecord
 
 log = logging.getLogger(__name__)
-# Keys whose values are paths or names: they differ between hosts while the run is the same.
-_PATHS = ("data.cache_dir", "trainer.id", "trainer.jax_compilation_cache_dir", "trainer.log_dir", "trainer.root")
 
 
 @dataclass(frozen=True)
@@ -271,28 +267,6 @@ def check_same_data(origin: Origin, config: TrainLmConfig, tokenizer: str) -> No
             raise EngineError(
                 f"{name} is {ours}, but checkpoint {origin.name} was trained with {theirs}: its data order would change"
             )
-
-
-def report_changes(origin: Origin, config: TrainLmConfig) -> None:
-    """Log in one line what differs from the configuration that trained ``origin``."""
-    if not origin.same_run or not origin.config:
-        return
-    before, now = (_flat(json.loads(json.dumps(configuration))) for configuration in (origin.config, config.resolved()))
-    changed = [
-        f"{key}: was {json.dumps(before.get(key))}, is now {json.dumps(now.get(key))}"
-        for key in sorted(before.keys() | now.keys())
-        if key not in _PATHS and before.get(key) != now.get(key)
-    ]
-    if changed:
-        log.warning("the configuration differs from that of %s: %s", origin.name, "; ".join(changed))
-
-
-def _flat(value: dict[str, JsonValue], above: str = "") -> dict[str, JsonValue]:
-    """Return the values by the names of their flags."""
-    flat: dict[str, JsonValue] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{above}{key}.") if isinstance(inner, dict) else {above + key: inner}
-    return flat
 
 
 def restore(

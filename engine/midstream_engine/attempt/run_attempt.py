@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import time
-from dataclasses import dataclass
 
 import jax
 
@@ -15,18 +13,17 @@ from midstream_core import records
 from midstream_core.attempt.errors import FencedError
 from midstream_core.attempt.save_fence import FenceRejectedError
 from midstream_core.attempt.status_file import StatusFile
+from midstream_engine.attempt.beginning import Beginning, begin
+from midstream_engine.attempt.changed_settings import report_changes
 from midstream_engine.attempt.consensus import agree_on_command, agree_on_origin, check_alike, in_turn
 from midstream_engine.attempt.parameter_drift import END_TIMEOUT, LateMeasurement
 from midstream_engine.attempt.replica import ReplayResult, Replica
-from midstream_engine.attempt.restore_evidence import ModelLosses, prove
 from midstream_engine.attempt.resume import (
     Origin,
     batch_schedule_from,
     check_same_data,
     find_origin,
     origin_of,
-    report_changes,
-    restore,
 )
 from midstream_engine.attempt.standby import follow_arrival, rehearse, wait_on_standby
 from midstream_engine.attempt.take_start import take_start
@@ -34,7 +31,6 @@ from midstream_engine.checkpoint.loading.arrival import Arrival
 from midstream_engine.checkpoint.loading.checkpoint_records import read_manifest
 from midstream_engine.computation.programs import CompiledRun, Programs
 from midstream_engine.computation.setup import prepare
-from midstream_engine.computation.train_state import TrainState
 from midstream_engine.config.train import TrainLmConfig
 from midstream_engine.data.imported_files import tokenizer_path
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
@@ -52,17 +48,6 @@ from midstream_engine.tracking.run_facts import RunFacts
 from midstream_engine.tracking.trackers import start_recorder
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """The state that training starts with, and its origin."""
-
-    state: TrainState
-    step: int
-    origin: Origin | None
-    root_digest: str | None
-    replayed: ReplayResult | None = None  # of the replica that computed it and is promoted now
 
 
 def run(config: TrainLmConfig, root: str, attempt: AttemptRecord, status: StatusFile, signals: Signals) -> str:
@@ -133,7 +118,7 @@ def _run(
             arrival = None
     elif commands.command is not None and commands.command.action in records.STARTS:
         status.update(acknowledged=commands.command.sequence)
-    beginning = begin(attempt, ready, origin, status, arrival)
+    beginning = begin(attempt, ready, origin, status, arrival, trains=True)
     return train(config, attempt, status, ready, requests, beginning, threads)
 
 
@@ -242,67 +227,6 @@ def get_ready(
     return CompiledRun(setup, Programs(setup, attempt.processes))
 
 
-def begin(
-    attempt: AttemptRecord,
-    ready: CompiledRun,
-    origin: Origin | None,
-    status: StatusFile,
-    arrival: Arrival | None = None,
-) -> Beginning:
-    """Restore the state of ``origin`` and write ``restore.json``.
-
-    Without an origin, make the state of step 0. ``arrival`` has read a part of the state while it arrived.
-    """
-    setup, programs = ready.setup, ready.programs
-    if origin is None:
-        log.info("fresh start")
-        state = setup.fresh_state(attempt.processes)
-        programs.wait()
-        status.update(compiled_seconds=programs.compiled_seconds)
-        return Beginning(state, 0, None, None)
-    status.update(state=records.RESTORING)
-    began = time.monotonic()
-    losses = ModelLosses(origin, ready)
-    # Alone: several processes restore at different speeds, and measure together.
-    model_ready = losses.begin if attempt.processes.client is None else None
-    try:
-        resumed, train = restore(origin, setup, model_ready, arrival)
-    finally:
-        if arrival is not None:
-            arrival.close()
-    seconds = {"restore": time.monotonic() - began}
-    evidence = None
-    if origin.same_run:
-        evidence = prove(origin, resumed, train, setup.layout.mesh.size, losses, seconds)
-    # Time to compile counts only where training waits for it: not during the restore, and not on standby.
-    waited = losses.waited + programs.wait()
-    status.update(compiled_seconds=programs.compiled_seconds)
-    if evidence is not None and attempt.processes.leads and not _was_started_before(attempt, origin):
-        seconds = {**evidence.seconds, "compile": 0.0 if attempt.standby else waited}
-        dataclasses.replace(evidence, seconds=seconds).write(attempt.files.restore)
-    if origin.own:
-        status.update(checkpoint=origin.name, root_digest=resumed.root_digest)
-    began = time.monotonic()
-    digest = setup.batches.batch(resumed.step).digest
-    log.info(
-        "continuing at step %d: sample %d, epoch %.3f of the data, batch %s (found in %.3f s)",
-        resumed.step, setup.batch_schedule.first_sample(resumed.step), setup.batches.epoch(resumed.step), digest[:12],
-        time.monotonic() - began,
-    )  # fmt: skip
-    return Beginning(resumed.state, resumed.step, origin, resumed.root_digest)
-
-
-def _was_started_before(attempt: AttemptRecord, origin: Origin) -> bool:
-    """Return whether ``restore.json`` is of an earlier start of this attempt.
-
-    The earlier start began with the checkpoint that a certificate names; this one continues from what it has saved
-    since.
-    """
-    saved = records.parse_checkpoint_name(origin.name)
-    own = origin.own and saved is not None and saved[1] == attempt.number
-    return own and os.path.exists(attempt.files.restore)
-
-
 def train(
     config: TrainLmConfig,
     attempt: AttemptRecord,
@@ -358,7 +282,7 @@ def train(
     try:
         if replayed is not None:
             promote(attempt, replayed, saver, metrics, threads)
-        ended = loop.run()
+        ended = loop.run(beginning.first)
     finally:
         status.update(step=loop.step)
         attempts.record_end(attempt, loop.step)

@@ -4,36 +4,32 @@ jax's own cache needs the traced and lowered program for its key, which takes lo
 small model. Here the key has the inputs: the engine's code, the configuration, the versions, the devices. Left out are
 only settings that are known to have no effect, so any other change compiles a new program.
 
-The files are stored beside jax's (``trainer.jax_compilation_cache_dir``) and need the same trust as that directory:
-loading a program runs code from it. No file is read or written if the directory belongs to another user or is a bucket.
+The files are those of ``runtime/program_files.py``, beside jax's. Attempts of several processes use jax's cache alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
 import platform
-import time
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
 
 from midstream_core import records
-from midstream_core.json_types import JsonValue
+from midstream_core.json_types import JsonObject
 from midstream_engine.array_types import Compiled, Device, PyTree
-from midstream_engine.computation.serialized_program import Serialized, make_serialized
+from midstream_engine.computation.serialized_program import make_serialized
 from midstream_engine.computation.setup import CompilePlan
 from midstream_engine.runtime.environment import versions
+from midstream_engine.runtime.program_files import program_files, report_unused
 
 log = logging.getLogger(__name__)
-FOLDER = "programs"
-UNUSED_SECONDS = 30 * 86400.0  # after which a program is removed: each version of the engine has its own
 # Of ``trainer``: when and where to write, what to start from. Of ``data``: where text comes from and how it is packed;
 # the key has the tokenizer's properties that programs depend on separately.
 _WITHOUT_EFFECT = (
@@ -48,8 +44,10 @@ _WITHOUT_EFFECT = (
 _PARTS = ("data", "trainer")
 # Prefixes of environment variables that may have an effect, and variables with these prefixes that have none.
 _SETTINGS = ("JAX_", "XLA_", "LIBTPU_", "NVIDIA_", "CUDA_")
-_ADDRESSES = ("JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_DIGEST = hashlib.sha256().digest_size  # bytes before a program: loading a partial one would crash the process
+_ADDRESSES = (
+    "CUDA_VISIBLE_DEVICES", "JAX_COMPILATION_CACHE_DIR", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID", "NVIDIA_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 def cached_program(
@@ -64,87 +62,36 @@ def cached_program(
         arguments: Of the program; only their tree structure matters.
         result: Of the program; only its tree structure matters.
     """
-    directory = _directory()
-    if directory is None:
+    files = program_files() if jax.process_count() == 1 else None
+    if files is None:
         return make()
-    path = os.path.join(directory, f"{name}-{_key(setup, name)}")
+    key = _inputs(setup, name)
+    file = f"{name}-{hashlib.sha256(records.canonical_json(key)).hexdigest()}"
     trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
-    program = _load(path, *trees, list(setup.layout.mesh.devices.flat))
-    if program is not None:
-        return program
+    content = files.read(file, key)
+    if content is not None:
+        devices = list(setup.layout.mesh.devices.flat)
+        try:
+            return serialize_executable.deserialize_and_load(content, *trees, devices[0].client, devices)
+        except Exception as error:  # noqa: BLE001 (any error: the program can be compiled again)
+            report_unused(os.path.join(files.directory, file), error)
     compiled, form = make_serialized(make)
-    _store(path, form, trees)
-    return compiled
-
-
-def _load(path: str, inside: object, outside: object, devices: list[Device]) -> Compiled:
-    """Load the program in a file; return None if there is none that can run here."""
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            digest, content = file.read(_DIGEST), file.read()
-        if hashlib.sha256(content).digest() != digest:
-            raise ValueError("its content has changed since it was written")
-        backend = devices[0].client
-        loaded = serialize_executable.deserialize_and_load(content, inside, outside, backend, devices)
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001 (any error: the program can be compiled again)
-        log.warning("%s is not used: %s: %s", path, type(error).__name__, " ".join(str(error).split())[:200])
-        return None
-    with contextlib.suppress(OSError):  # another attempt removes it, or the disk is read-only
-        os.utime(path)
-    return loaded
-
-
-def _store(path: str, form: Serialized | Exception, key_parts: tuple[JsonValue, JsonValue]) -> None:
     try:
         if isinstance(form, Exception):
             raise form
-        content, *trees = form
-        if trees != list(key_parts):
+        if form[1:] != trees:
             raise ValueError("its arguments or results have another structure than given")
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        records.write_bytes(path, hashlib.sha256(content).digest() + content)
-        _remove_unused(os.path.dirname(path))
+        files.write(file, key, form[0])
     except Exception as error:  # noqa: BLE001 (no support by the backend, a full disk: the program runs without it)
-        log.info("%s is not stored: %s: %s", path, type(error).__name__, " ".join(str(error).split())[:200])
+        log.info("%s is not stored: %s: %s", file, type(error).__name__, " ".join(str(error).split())[:200])
+    return compiled
 
 
-def _remove_unused(directory: str) -> None:
-    """Remove programs that were not loaded for a long time."""
-    oldest = time.time() - UNUSED_SECONDS
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # another attempt removes it, too
-                if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_mtime < oldest:
-                    os.unlink(entry.path)
-
-
-def _directory() -> str | None:
-    """Return the directory of the files; None if programs are not cached.
-
-    Nothing is cached without a compile cache, with one in a bucket or of another user, with several processes, and when
-    XLA dumps its programs, for which they have to be compiled.
-    """
-    if "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
-        return None
-    settings: Any = jax.config
-    root = settings.jax_compilation_cache_dir
-    if not root or not settings.jax_enable_compilation_cache or "://" in root or jax.process_count() > 1:
-        return None
-    directory = os.path.join(root, FOLDER)
-    for path in (root, directory):
-        if os.path.exists(path) and os.stat(path).st_uid != os.getuid():
-            return None
-    return directory
-
-
-def _key(setup: CompilePlan, name: str) -> str:
+def _inputs(setup: CompilePlan, name: str) -> JsonObject:
+    """Return all that the program ``name`` follows from."""
     config = setup.config.resolved()
     devices = list(setup.layout.mesh.devices.flat)
-    inputs = {
+    return {
         "program": name,
         "model": config["model"],
         "optimizer": config["optimizer"],
@@ -156,6 +103,7 @@ def _key(setup: CompilePlan, name: str) -> str:
         "vocabulary": setup.tokenizer.vocab_size,
         "eos": setup.eos,
         "mesh": [list(setup.layout.mesh.shape.items()), [device.id for device in devices], devices[0].device_kind],
+        "topology": _topology(devices),
         "backend": [devices[0].platform, devices[0].client.platform_version],
         "processor": _processor() if devices[0].platform == "cpu" else "",
         "settings": {
@@ -164,7 +112,20 @@ def _key(setup: CompilePlan, name: str) -> str:
         "versions": {**versions(), "machine": platform.machine()},
         "engine": engine_digest(),
     }
-    return hashlib.sha256(records.canonical_json(inputs)).hexdigest()
+
+
+def _topology(devices: list[Device]) -> str:
+    """Return XLA's fingerprint of the devices.
+
+    On a CPU it includes the features that XLA compiles for. jax has no public way to it. Empty where this version of
+    jax or the backend has none.
+    """
+    try:
+        client = import_module("jax._src.lib.xla_client")
+        return str(client.get_topology_for_devices(devices).fingerprint())
+    except (ImportError, AttributeError, RuntimeError) as error:
+        log.debug("no fingerprint of the topology: %s", error)
+        return ""
 
 
 @cache

@@ -62,15 +62,21 @@ class Programs:
     attribute waits for the program, and raises the compiler's error.
     """
 
+    _reference_losses: Future[ReferenceLosses]
+
     def __init__(self, setup: Setup, processes: Processes = ALONE) -> None:
         self._began = time.monotonic()
         self._memory = WorkingMemory()
         engine_digest()  # milliseconds here, but twenty times as long beside the threads that restore
         with _one_thread() as thread:
-            # First what a restart needs first.
-            self._reference_losses: Future[ReferenceLosses] = thread.submit(compile_reference_losses, setup, processes)
+            # First what a restart needs first: several processes measure the losses before their first update.
+            together = processes.client is not None
+            if together:
+                self._reference_losses = thread.submit(compile_reference_losses, setup, processes)
             self._step: Future[Step] = thread.submit(compile_steps, setup, processes, self._memory)
             self._ready: Future[float] = thread.submit(lambda: time.monotonic() - self._began)
+            if not together:
+                self._reference_losses = thread.submit(compile_reference_losses, setup, processes)
             self._evaluate: Future[Evaluate | None] = thread.submit(compile_evaluation, setup, processes, self._memory)
             self._logged = thread.submit(self._log)
 
@@ -106,13 +112,22 @@ class Programs:
         return self._memory.bytes
 
     def wait(self) -> float:
-        """Wait until the first update can be computed; return the seconds that this took.
+        """Wait for the update and the reference losses; return the seconds that this took.
 
         Raises the compiler's error. The evaluation may take longer; reading ``evaluate`` waits for it.
         """
         began = time.monotonic()
         for program in (self._reference_losses, self._step):
             program.result()
+        return time.monotonic() - began
+
+    def wait_for_step(self) -> float:
+        """Wait until the update is compiled; return the seconds that this took.
+
+        Raises the compiler's error.
+        """
+        began = time.monotonic()
+        self._step.result()
         return time.monotonic() - began
 
     def _log(self) -> None:

@@ -79,6 +79,14 @@ class DeviceMemory:
             log.info("training waits while a state is fetched from the devices: %s", shortage)
         return bool(needed) and not shortage
 
+    def shortage(self, tree: PyTree) -> str:
+        """Return why accelerators have no room for a copy of ``tree``.
+
+        Empty if they have, and for other devices.
+        """
+        needed = device_bytes(tree)
+        return self._shortage(needed) if needed else ""
+
     def note(self, state: PyTree, copied: bool) -> None:
         """Note whether a copy was made that was tried. After a failure none is tried."""
         if copied:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from midstream_core import records
 from midstream_core.attempt.errors import FencedError
-from midstream_core.attempt.save_fence import FenceUnreadableError, read_fence
+from midstream_core.attempt.save_fence import FenceUnreadableError, fence_removed, read_fence
 from midstream_core.attempt.status_file import StatusFile
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class FenceReader:
                 self._epoch, self._start = fence.order if fence is not None else (0, 0)
         except FileNotFoundError:
             # An attempt that has read a fence cannot commit without it; a run may also have none from the start.
-            reason = f"{path} has been removed; nothing is committed until it exists" if self._epoch else ""
+            reason = str(fence_removed(self._paths)) if self._epoch else ""
         except (FenceUnreadableError, OSError) as error:
             reason = str(error)
         if reason != self.unreadable:

@@ -18,6 +18,7 @@ class RunningUpdate:
     result: StepResult
     dispatched: float  # seconds of the monotonic clock
     loading: float  # seconds that the loop waited for the batch
+    completed: tuple[float, float] | None = None  # seconds of the monotonic clock and of UTC; None: not waited for
 
     @property
     def done(self) -> bool:

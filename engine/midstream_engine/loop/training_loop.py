@@ -77,7 +77,7 @@ class Loop:
             status: Its status.
             metrics: Gets one row per update.
             state: The first state.
-            step: Updates done in it.
+            step: Updates done in it, without one that `run` is given.
         """
         setup = compiled.setup
         self.state, self.step = state, step
@@ -103,15 +103,18 @@ class Loop:
         )
         self._peak = None if device_peak is None else device_peak * setup.layout.mesh.size
 
-    def run(self) -> str:
+    def run(self, first: RunningUpdate | None = None) -> str:
         """Train and return FINISHED or STOPPED.
+
+        ``first``: the update of ``step``, which was computed, and neither checked nor reported; ``state`` has it.
 
         Raises:
             EngineError: Training cannot continue.
             FencedError: Another attempt owns the run.
             CheckpointError: The last checkpoint could not be saved.
         """
-        source = self._source = Prefetch(self._prepare, self.step)
+        self._running = first
+        source = self._source = Prefetch(self._prepare, self._boundary)
         self._status.update(state=records.TRAINING, step=self.step)
         try:
             while True:
@@ -187,7 +190,7 @@ class Loop:
         """
         index, result = running.index, running.result
         loss = float(result.loss)  # waits for the update
-        completed, now = time.monotonic(), time.time()
+        completed, now = running.completed or (time.monotonic(), time.time())
         duration = completed - max(running.dispatched, self._completed)
         self._completed, self._duration = completed, duration
         self.step = index + 1

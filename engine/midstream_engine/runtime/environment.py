@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
+
+_PACKAGES = ("midstream", "jax", "jaxlib", "haliax", "marin-haliax", "equinox", "optax", "numpy")
+# Compilers and libraries of accelerators; a host has those of one kind.
+_COMPILERS = (
+    "libtpu", "jax-cuda12-pjrt", "jax-cuda12-plugin", "jax-cuda13-pjrt", "jax-cuda13-plugin", "nvidia-cublas",
+    "nvidia-cublas-cu12", "nvidia-cuda-nvcc", "nvidia-cuda-nvcc-cu12", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13",
+)  # fmt: skip
 
 
 def describe_devices() -> list[dict[str, Any]]:
@@ -22,11 +31,16 @@ def describe_devices() -> list[dict[str, Any]]:
 
 def versions() -> dict[str, str]:
     """Return the versions of the interpreter and of the packages that affect results."""
+    return dict(_versions())
+
+
+@cache
+def _versions() -> Mapping[str, str]:
     import platform
     from importlib import metadata
 
     packages = {"python": platform.python_version()}
-    for package in ("midstream", "jax", "jaxlib", "haliax", "equinox", "optax", "numpy"):
+    for package in (*_PACKAGES, *_COMPILERS):
         try:
             packages[package] = metadata.version(package)
         except metadata.PackageNotFoundError:  # the engine bundle is not an installed distribution

@@ -7,10 +7,12 @@ import os
 
 import jax
 
+from midstream_core.object_store.urls import in_bucket
 from midstream_engine.base_directory import resolved_path
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.train import TrainLmConfig
-from midstream_engine.runtime.compile_cache import SharedCache, is_shared
+from midstream_engine.runtime.jax_programs import keep_jax_programs
+from midstream_engine.runtime.program_files import share_programs
 
 XLA_CACHES = "jax_persistent_cache_enable_xla_caches"
 log = logging.getLogger(__name__)
@@ -28,11 +30,13 @@ def configure_jax(config: TrainLmConfig, root: str) -> str:
     trainer = config.trainer
     chosen = trainer.jax_compilation_cache_dir or os.environ.get("JAX_COMPILATION_CACHE_DIR")
     directory = chosen or os.path.join(root, "compile-cache")
-    directory = directory if is_shared(directory) else resolved_path(directory)
-    if is_shared(directory):
+    if in_bucket(directory):
         url, directory = directory, os.path.join(root, "compile-cache")
-        SharedCache(url, directory).start()
+        share_programs(directory, url)
+    else:
+        directory = resolved_path(directory)
     jax.config.update("jax_compilation_cache_dir", directory)
+    keep_jax_programs()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     if XLA_CACHES.upper() not in os.environ:

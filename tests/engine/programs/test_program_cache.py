@@ -16,12 +16,15 @@ import pytest
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
+from midstream_core import records
 from midstream_engine.computation import program_cache
 from midstream_engine.computation.programs import compile_reference_losses, compile_step
 from midstream_engine.computation.setup import CompilePlan, make_plan
 from midstream_engine.config import load_config
 from midstream_engine.data.batches import Batch
 from midstream_engine.rehearse import memory
+from midstream_engine.runtime import program_files
+from midstream_engine.runtime.environment import versions
 from support.paths import CONFIGS
 
 pytestmark = [
@@ -44,7 +47,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     # On a busy machine a small program takes a second, after which jax caches it, too.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 3600)
     compilation_cache.reset_cache()  # it remembers the directory that it was first used with
-    yield tmp_path / program_cache.FOLDER
+    yield tmp_path / program_files.FOLDER
     jax.config.update("jax_compilation_cache_dir", before[0])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", before[1])
     compilation_cache.reset_cache()
@@ -53,6 +56,10 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 def plan(*flags: str, devices: int = 2) -> CompilePlan:
     arguments = ["--config_path", str(CONFIGS / "gpt2_tiny.yaml"), *SMALL, *flags]
     return make_plan(load_config(arguments).config, jax.devices()[:devices])
+
+
+def key(setup: CompilePlan, name: str) -> bytes:
+    return records.canonical_json(program_cache._inputs(setup, name))
 
 
 def updated(setup: CompilePlan, program: Any) -> list[bytes]:
@@ -185,17 +192,32 @@ def test_program_cache_recompiles_and_reports_invalid_file(cache: Path, caplog: 
     ],
 )  # fmt: skip
 def test_program_cache_name_follows_relevant_settings(change: list[str]) -> None:
-    assert program_cache._key(plan(*change), "step") != program_cache._key(plan(), "step")
+    assert key(plan(*change), "step") != key(plan(), "step")
 
 
 def test_program_cache_name_follows_devices_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {program_cache._key(plan(devices=count), "step") for count in (1, 2, 4)}
-    keys.add(program_cache._key(plan(), "reference_losses"))
+    keys = {key(plan(devices=count), "step") for count in (1, 2, 4)}
+    keys.add(key(plan(), "reference_losses"))
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_another_kind")
-    keys.add(program_cache._key(plan(), "step"))
+    keys.add(key(plan(), "step"))
     monkeypatch.setattr(program_cache, "engine_digest", lambda: "of another engine")
-    keys.add(program_cache._key(plan(), "step"))
-    assert len(keys) == 6
+    keys.add(key(plan(), "step"))
+    monkeypatch.setattr(program_cache, "versions", lambda: {**versions(), "libtpu": "0.0.1"})
+    keys.add(key(plan(), "step"))
+    assert len(keys) == 7
+
+
+def test_program_cache_name_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA loads a program with instructions that a processor lacks; running it may end the process."""
+    ours = key(plan(), "step")
+    inputs = program_cache._inputs(plan(), "step")
+    assert "flags" in str(inputs["processor"]) or "Features" in str(inputs["processor"])
+    assert int(str(inputs["topology"])) > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(program_cache, "_processor", lambda: "flags : fpu vme sse2")
+        assert key(plan(), "step") != ours
+    monkeypatch.setattr(program_cache, "_topology", lambda _: "of other features")
+    assert key(plan(), "step") != ours
 
 
 def test_program_cache_requires_private_directory() -> None:
@@ -203,6 +225,6 @@ def test_program_cache_requires_private_directory() -> None:
     try:
         for place in (None, "gs://bucket/cache"):
             jax.config.update("jax_compilation_cache_dir", place)
-            assert program_cache._directory() is None
+            assert program_files.program_files() is None
     finally:
         jax.config.update("jax_compilation_cache_dir", before)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from midstream_core import records
+from midstream_core.attempt import save_fence
 from midstream_core.attempt.save_fence import FenceUnreadableError
 from midstream_host.driver.attempt_fence import check_fence
 from midstream_host.driver.attempt_place import AttemptPlace
@@ -108,3 +109,15 @@ def test_start_without_the_fence_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FenceUnreadableError, match=r"has been removed.*midstream --repair r"):
         check_fence(place, first=True)
     assert not os.path.exists(place.paths.fence)
+
+
+def test_numbered_start_commits_nothing_without_fence(tmp_path: Path) -> None:
+    """The root was put back from a snapshot, which has no lineage either: on the old code the start committed."""
+    paths = records.RunPaths(str(tmp_path), "r")
+    os.makedirs(paths.dir)
+    with pytest.raises(FenceUnreadableError, match=r"has been removed.*midstream --repair r"):
+        save_fence.check(paths, 2, 9, start=1)
+    with pytest.raises(FenceUnreadableError, match="has been removed"):
+        save_fence.seal(paths, epoch=3, owner="there", step=9, start=1)
+    assert save_fence.check(paths, 1, 9) is None, "a run that never had one"
+    assert os.listdir(paths.dir) == [os.path.basename(paths.lock)]

@@ -118,6 +118,14 @@ def test_trainer_without_a_row_ends_the_wait(migration: Migration, target: RunDi
         first_update.wait_training(migration, migration.target_group, 2)
 
 
+def test_attempt_that_contradicts_itself_ends_the_wait(migration: Migration, target: RunDirectory) -> None:
+    put(target, 2, records.FAILED, 2, RESTORE)
+    status = records.Status.read(target.paths.attempt(2).status())
+    dataclasses.replace(status, contradiction="reference losses differ").write(target.paths.attempt(2).status())
+    with pytest.raises(first_update.ContradictionError, match="has ended: reference losses differ"):
+        first_update.wait_training(migration, migration.target_group, 2)
+
+
 def test_attempt_that_is_commanded_is_waited_for(migration: Migration, target: RunDirectory) -> None:
     """It has not read the command yet; its status is a standby's."""
     put(target, 2, records.WAITING, 0, RESTORE)

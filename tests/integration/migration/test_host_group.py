@@ -14,6 +14,7 @@ from midstream.errors import MidstreamError, RemoteError, UsageError
 from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig, Target
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.host_group import HostGroup, hosts_of_run, target_of
+from midstream.migrate.steps.replica import AttemptRows, ReplicaUnfitError
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from midstream_host.runs import attempts
@@ -118,3 +119,22 @@ def test_target_of_uses_the_planned_hosts(fleet: Fleet) -> None:
     assert target_of(fleet, "pair", ("a", "b")) == fleet.target("pair")
     assert target_of(fleet, "pair", ("a", "c")) == Target("pair", ("a", "c")), "the fleet file was changed"
     assert target_of(fleet, "unlisted", ("a",)) == Target("unlisted", ("a",))
+
+
+def test_end_of_a_replica_names_the_process_that_failed(
+    fleet: Fleet, hosts: HostPool, runs: dict[str, RunDirectory]
+) -> None:
+    """Process 0, whose rows are read, ends because another one was killed."""
+    ended = dataclasses.replace(records.this_process(), start_ticks=1)
+    for process, (name, run) in enumerate(runs.items()):
+        files = run.attempt(1)
+        run.status(1, records.REPLAYING, 5, ended)
+        status = dataclasses.replace(records.Status.read(files.status()), process=process, processes=2, host=name)
+        os.unlink(files.status())
+        status.write(files.status(process))
+        records.write_json(files.launched(process), {**ended.to_json(), "group": ["a", "b"]})
+        signalled = "SIGKILL" if process else ""
+        code = None if process else 1
+        records.ProcessExit(process, code, status.heartbeat + 2 - process, signalled).write(files.exit(process))
+    with pytest.raises(ReplicaUnfitError, match=r"attempt 1 on pair has ended \(process 1 on b failed: "):
+        AttemptRows(group_of(fleet, hosts), 1, "replay.jsonl").more(0)

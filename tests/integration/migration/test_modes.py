@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from midstream_core import records
 from simulators.sshd import Lab
 from support.command_line import TINY, Run, ended, midstream, start_midstream, step_of
 from support.migrations.real_migrations import assert_one_lineage, kill_operator, launched, two_hosts
+from support.throttled import Throttled
 
 # 40 MB of state and little computation: enough that chunks are sent while the source saves.
 HEAVY = ("--model.hidden_dim", "512", "--model.num_layers", "1", "--model.pad_vocab_to_multiple", "2048")
@@ -216,40 +216,13 @@ def clock(directory: Path, seconds: float) -> Path:
     return directory
 
 
-class Throttled:
-    """Suspend a process periodically, as if its accelerators were slow."""
-
-    def __init__(self, pid: int, running: float, stopped: float) -> None:
-        self._pid, self._running, self._stopped = pid, running, stopped
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-
-    def __enter__(self) -> Throttled:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _work(self) -> None:
-        while not self._over.is_set():
-            try:
-                os.kill(self._pid, signal.SIGSTOP)
-                self._over.wait(self._stopped)
-                os.kill(self._pid, signal.SIGCONT)
-            except ProcessLookupError:
-                return
-            self._over.wait(self._running)
-
-
 @pytest.mark.drawn
 def test_live_migration_never_stops_the_source(lab: Lab, runs: Callable[..., Run]) -> None:
     fleet, source, target = two_hosts(lab, runs, 2, 4)
     launched(fleet, source, "one")
     status = source.status()
     assert status is not None
-    with Throttled(status.pid, 0.05, 0.25):
+    with Throttled([status.pid], 0.05, 0.25):
         moved = midstream("--fleet", fleet, "--migrate", "r", "--to", "two", "--mode", "live",
                           "--healthy-steps", "2", "--json", timeout=400)  # fmt: skip
     assert moved.code == 0, (moved.stdout, moved.stderr)

@@ -15,7 +15,7 @@ import pytest
 
 from midstream.check.check_result import FAIL, PASS
 from midstream.errors import HostError, MidstreamError
-from midstream.fleet.fleet import Fleet, LocalHostConfig
+from midstream.fleet.fleet import Fleet, HostsTarget, LocalHostConfig
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.journal.request import Request
@@ -36,8 +36,8 @@ trainer: {mp: "p=f32,c=bfloat16", train_batch_size: 256, num_train_steps: 1000, 
 """
 
 
-def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *overrides: str) -> Plan:
-    """Plan the migration of 1.2 billion parameters to ``count`` devices of ``kind``."""
+def training_run(root: Path) -> RunDirectory:
+    """Make a run of 1.2 billion parameters on host a."""
     run = RunDirectory(root / "a", "r")
     Path(run.paths.config).write_text(CONFIG)
     run.status(1, records.TRAINING, 30)
@@ -52,20 +52,45 @@ def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *override
         for tree in ("model", "optimizer/mu", "optimizer/nu")
     ]
     dataclasses.replace(manifest, arrays=arrays).write(str(directory / records.MANIFEST))
+    return run
+
+
+def plan_for(root: Path, kind: str, count: int, gibibytes: int | None, *overrides: str) -> Plan:
+    """Plan the migration of that run to ``count`` devices of ``kind``."""
+    training_run(root)
     fleet = Fleet({"a": LocalHostConfig(root=str(root / "a")), "b": LocalHostConfig(root=str(root / "b"))})
+    accelerators = tuple(Accelerator(index, kind, gibibytes and gibibytes * GIB) for index in range(count))
+    return planned(fleet, Request("r", "b", mode="cold", overrides=overrides), accelerators, "b")
+
+
+def planned(fleet: Fleet, request: Request, accelerators: tuple[Accelerator, ...], *names: str) -> Plan:
+    """Plan with these accelerators on each of the named hosts."""
     hosts = HostPool(fleet)
     try:
         snapshot = take_snapshot(hosts)
-        accelerators = tuple(Accelerator(index, kind, gibibytes and gibibytes * GIB) for index in range(count))
         views = []
         for host in snapshot.hosts:
             assert host.machine is not None, host.error
             machine = dataclasses.replace(host.machine, accelerators=accelerators)
-            views.append(dataclasses.replace(host, machine=machine) if host.name == "b" else host)
-        snapshot = dataclasses.replace(snapshot, hosts=tuple(views))
-        return make_plan(hosts, snapshot, Request("r", "b", mode="cold", overrides=overrides))
+            views.append(dataclasses.replace(host, machine=machine) if host.name in names else host)
+        return make_plan(hosts, dataclasses.replace(snapshot, hosts=tuple(views)), request)
     finally:
         hosts.close()
+
+
+def test_groups_of_any_size_are_planned_live(tmp_path: Path) -> None:
+    """Two hosts to four, each with a process of its own."""
+    run = training_run(tmp_path)
+    files = run.attempt(1)
+    dataclasses.replace(records.Status.read(files.status()), processes=2).write(files.status())
+    records.write_json(files.launched(), {**records.this_process().to_json(), "group": ["a", "b"]})
+    hosts = {name: LocalHostConfig(root=str(tmp_path / name)) for name in "abcdef"}
+    fleet = Fleet(hosts, {"old": HostsTarget(["a", "b"]), "new": HostsTarget(["c", "d", "e", "f"])})
+    accelerators = tuple(Accelerator(index, "NVIDIA H100 80GB HBM3", 80 * GIB) for index in range(8))
+    plan = planned(fleet, Request("r", "new", mode="live"), accelerators, *"abcdef")
+    assert (plan.mode, plan.route.source_hosts, plan.route.target_hosts) == ("live", ("a", "b"), ("c", "d", "e", "f"))
+    assert plan.shape.target_devices == 32
+    assert sum(plan.estimate.predicted_seconds.values()) == 0.0
 
 
 def test_plan_splits_the_batch_to_fit_the_devices(tmp_path: Path) -> None:

@@ -174,3 +174,30 @@ def test_earlier_fence_of_a_restored_owner_is_repaired(tmp_path: Path, capsys: p
     assert code == 0, capsys.readouterr()
     after = records.Fence.read(owner.fence)
     assert (after.epoch, after.owner, after.sealed_step) == (before.epoch, before.owner, before.sealed_step)
+
+
+@pytest.mark.parametrize("allowed", ["", "process", None])
+def test_lost_fence_of_a_source_that_started_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], allowed: str | None
+) -> None:
+    """The owner's root was restored while a migration from it had the lock: it has lost its fence and signed record.
+
+    On the old code `--continue` and `--repair` named each other. A permission to start the target still says no.
+    """
+    with restored_cases.opened(tmp_path):
+        history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
+    owner = history.paths("two")
+    before = records.Fence.read(owner.fence)
+    Path(owner.fence).unlink()
+    Path(owner.ownership).unlink(missing_ok=True)
+    records.MigrationLock("m-9", before.epoch + 1, "one", 0.0, start_allowed=allowed).write(owner.migration_lock)
+    with state(history.room / "ann"):
+        code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--yes"])
+    said = capsys.readouterr()
+    if allowed == "":
+        assert code == 0, said
+        assert records.Fence.read(owner.fence).order == before.order
+    else:
+        assert code == 3, said
+        assert "may have sealed it for ownership 3" in said.err
+        assert not Path(owner.fence).exists()

@@ -24,10 +24,10 @@ from midstream.transfer.copy_tree import copy_tree
 from midstream.transfer.endpoint import Endpoint, bucket_endpoint
 from midstream_core.attempt.errors import CheckpointError
 from midstream_core.object_store.access import VARIABLE, Access
-from midstream_core.object_store.open_bucket import open_bucket
+from midstream_core.object_store.open_bucket import engine_bucket, open_bucket
 from midstream_engine.checkpoint.stores import open_checkpoints, open_store
 from midstream_engine.data.sources import bucket as buckets
-from midstream_engine.runtime.compile_cache import SharedCache
+from midstream_engine.runtime.program_files import ProgramBucket, ProgramFiles
 from simulators.google.identities import Identities
 from simulators.google.metadata import MetadataServer
 from simulators.object_stores.bucket import BucketServer, bucket_server
@@ -182,7 +182,12 @@ def test_engine_requests_name_user_project(
         buckets.put(f"{URL}/cache/.requests/x.json", b"{}")
         assert buckets.get(f"{URL}/cache/.requests/x.json") == b"{}"
         assert [source.name for source in buckets.list_objects(f"{URL}/cache/**")] == ["x.json"]
-        assert SharedCache(f"{URL}/compiled", str(tmp_path / "compiled")).fetch() == 0
+        programs = ProgramFiles(str(tmp_path / "compiled"), ProgramBucket(f"{URL}/compiled"))
+        assert programs.read("step", {}) is None
+        programs.write("step", {}, b"program")
+        assert programs.bucket is not None
+        programs.bucket.close()
+        assert list(engine_bucket(f"{URL}/compiled").entries()) == ["step"]
         store.clear()
 
     with pytest.raises(CheckpointError, match="requester pays"):

@@ -151,7 +151,9 @@ def test_no_key_has_two_commands_on_one_screen() -> None:
                 assert taken.setdefault(key, command.name) == command.name, (scope, key)
 
 
-def test_flag_sets_a_label_as_the_key_does(state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_flag_sets_a_label_as_the_key_does(
+    state: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(f"hosts: {{here: {{type: local, root: {tmp_path / 'root'}}}}}\n")
     mode = ["--fleet", str(fleet), "--label"]
@@ -159,7 +161,8 @@ def test_flag_sets_a_label_as_the_key_does(state: Path, tmp_path: Path, capfd: p
     assert main([*mode, "r", "--tags", "b,c", "--note", ""]) == 0
     assert capfd.readouterr().out == "r: name first; tags b, c\n"
     assert labels.load().of("r") == Label("first", ("b", "c"))
-    assert main([*mode, "--undo", "--json"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["--fleet", "none.yaml", "--label", "--undo", "--json"]) == 0, "an edit is of this machine"
     assert json.loads(capfd.readouterr().out)["note"] == "n"
     for words, message in (
         (["nonesuch"], "no run 'nonesuch'"),

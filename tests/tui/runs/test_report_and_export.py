@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 
 import pytest
 from textual.widgets import Input
@@ -18,7 +18,7 @@ def notes(app: MidstreamApp) -> list[str]:
 
 
 @pytest.mark.parametrize("keys", [("D",), ("escape", "colon", *"report nano", "enter")])
-async def test_report_prompts_for_a_file_and_writes_it(keys: tuple[str, ...], tmp_path: Path) -> None:
+async def test_report_prompts_for_a_file_and_writes_it(keys: tuple[str, ...]) -> None:
     actions = PreparedActions()
     app = app_over(fleets.small_fleet(fleets.moved_run()), actions, start_run="nano")
     async with app.run_test(size=(80, 24)) as pilot:
@@ -27,14 +27,14 @@ async def test_report_prompts_for_a_file_and_writes_it(keys: tuple[str, ...], tm
         await settle(pilot, lambda: "Report" in screen_text(app))
         entry = app.screen.query_one("#word", Input)
         assert entry.value == "nano.html"
-        entry.value = str(tmp_path / "nano.txt")
+        entry.value = "nano.txt"
         await pilot.press("enter")
         await settle(pilot, lambda: "a report is a .html file" in screen_text(app))
         assert actions.calls == []
-        entry.value = str(tmp_path / "nano.html")
+        entry.value = "r/nano.html"
         await pilot.press("enter")
         await settle(pilot, lambda: bool(actions.calls))
-    assert actions.calls == [("report", "nano", str(tmp_path / "nano.html"))]
+    assert actions.calls == [("report", "nano", "r/nano.html")]
 
 
 async def test_export_of_the_selected_checkpoint() -> None:
@@ -43,8 +43,8 @@ async def test_export_of_the_selected_checkpoint() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         await pilot.press("E")
-        await settle(pilot, lambda: "press 3 and select the checkpoint to export" in notes(app))
-        await pilot.press("3", "E")
+        await settle(pilot, lambda: "select the checkpoint to export, then press E" in notes(app))
+        await pilot.press("E")
         await settle(pilot, lambda: "a checkpoint of transformers' Trainer" in screen_text(app))
         await pilot.press("down", "enter")
         await settle(pilot, lambda: "HOST:PATH of a new directory" in screen_text(app))
@@ -57,6 +57,16 @@ async def test_export_of_the_selected_checkpoint() -> None:
         await pilot.press("enter")
         await settle(pilot, lambda: bool(actions.calls))
     assert actions.calls == [("export", "step-1200-a001", "huggingface-trainer", "large:/data/nano")]
+
+
+@pytest.mark.parametrize(("key", "verb"), [("E", "export"), ("V", "verify")])
+async def test_run_without_checkpoints_says_so(key: str, verb: str) -> None:
+    fleet = fleets.small_fleet(dataclasses.replace(fleets.moved_run(), checkpoints=[]))
+    app = app_over(fleet, PreparedActions(), start_run="nano")
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        await pilot.press(key)
+        await settle(pilot, lambda: notes(app) == [f"nano has no checkpoint to {verb}"])
 
 
 async def test_export_is_refused_in_a_readonly_ui() -> None:

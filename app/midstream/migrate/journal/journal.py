@@ -28,6 +28,8 @@ from midstream_core.json_types import JsonObject
 PLAN_LINE, FLEET_LINE = "plan", "fleet"  # the events with the plan and the fleet file's text
 HEADER = (PLAN_LINE, FLEET_LINE)
 FORMAT = 1  # of the journal, in its plan's line; a journal of a newer one is not read
+WITHDRAWN = "withdrawn"  # state of the note that takes a begun rollback back; its phase is where the migration goes on
+FOLLOW_POLL = 0.1  # seconds between two looks at a growing journal
 LOST = "journal_lost"  # marks a journal that replaces a missing or empty one: earlier lines are unknown
 
 
@@ -261,9 +263,25 @@ def outcome(events: Iterable[Event]) -> Outcome:
                 exit_code=int(event.detail.get("exit_code", 1)),
                 error=event.message if not event.detail.get("ok") else "",
             )
+        elif (event.event, event.state) == ("note", WITHDRAWN):
+            now = replace(now, phase=event.phase)
         elif event.event == "note" and event.state == "resumed" and not now.ended:
             now = replace(now, outcome="")
     return now
+
+
+def begun_rollback(events: Iterable[Event]) -> Event | None:
+    """Return the event that began the rollback.
+
+    None without one, or where it was withdrawn since.
+    """
+    begun = None
+    for event in events:
+        if (event.event, event.phase, event.state) == ("phase", phase_names.ROLLBACK, phase_names.STARTED):
+            begun = event
+        elif (event.event, event.state) == ("note", WITHDRAWN):
+            begun = None
+    return begun
 
 
 class JournalReader:
@@ -337,7 +355,7 @@ def _parse_line(line: bytes) -> Event | None:
 _parsed = functools.lru_cache(maxsize=1024)(_parse_line)
 
 
-def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offset: int = 0) -> Iterator[Event]:
+def follow_events(path: Path, *, until: threading.Event, offset: int = 0) -> Iterator[Event]:
     """Yield events from byte ``offset`` on as written, except plan and fleet file.
 
     Ends when ``until`` is set and everything was read.
@@ -361,4 +379,4 @@ def follow_events(path: Path, *, until: threading.Event, poll: float = 0.1, offs
                 yield event
         if ending:
             return
-        until.wait(poll)
+        until.wait(FOLLOW_POLL)

@@ -26,13 +26,6 @@ class Live(Mode):
     fallback = WARM
     alternative = "; --mode warm copies instead"
 
-    def check_hosts(self, hosts: int) -> None:
-        if hosts > 2:
-            raise UsageError(
-                "a live migration has one source host and one target host: the states of groups are not compared",
-                "--mode warm supports groups of hosts",
-            )
-
     def check_stores(self, run_id: str, bucket: str) -> None:
         if bucket:
             raise UsageError(

@@ -40,9 +40,6 @@ class Mode:
 
     # ------------------------------------------------------------------------------------------ checks
 
-    def check_hosts(self, hosts: int) -> None:
-        """Check the number of hosts of both ends together. UsageError if it is refused."""
-
     def check_stores(self, run_id: str, bucket: str) -> None:
         """Check ``bucket``, a checkpoint store of either end. UsageError if it is refused."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from midstream.migrate import stages
-from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
+from midstream.migrate.journal.facts import Facts, Sealed, required
 from midstream.migrate.journal.phase_names import RELAUNCH
 from midstream.migrate.phases.cutover import copy_run_history, copy_state
 from midstream.migrate.phases.seal import seal_restored
 from midstream.migrate.source_config import agreed_config
 from midstream.migrate.steps import prepare_standby, replica
 from midstream.migrate.steps.attempt_start import start_attempt
-from midstream.migrate.steps.first_update import wait_training
+from midstream.migrate.steps.first_update import ContradictionError, wait_training
 from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.ownership_records import chain_of_target, hand_over
 from midstream.migrate.steps.pins import pin
@@ -21,8 +22,8 @@ from midstream.migrate.steps.rollback_outcome import join_rollback
 from midstream.migrate.steps.source_return import owns_run, returned_fence, source_fence, withdraw_stop
 from midstream.migrate.steps.streamed_copy import StreamedCopy
 from midstream.migrate.steps.target_close import close_target
+from midstream.migrate.steps.target_progress import newest_of_target
 from midstream_core import records
-from midstream_core.listed_checkpoint import newest_checkpoint
 from midstream_host.runs import run_state
 
 
@@ -55,7 +56,8 @@ class Relaunch:
             number = self._start_or_adopt(migration, sealed)
         migration.prepared_calls.close()
         migration.journal.record(Facts(target_attempt=number))
-        wait_training(migration, migration.target_group, number)
+        with contextlib.suppress(ContradictionError):  # the certificate fails for it, and has the losses
+            wait_training(migration, migration.target_group, number)
         if migration.journal.facts.training_confirmed_at is None:
             migration.journal.record(Facts(training_confirmed_at=time.time()))
         migration.clock.end(migration.phase)
@@ -75,6 +77,7 @@ class Relaunch:
         withdraw_stop(migration)  # after this the source can no longer seal itself
         fence = source_fence(migration)
         if fence.epoch >= migration.plan.epoch:
+            migration.gives_up |= fence.epoch > migration.plan.epoch  # the source is given back: nothing goes on
             close_target(migration, returned_fence(migration, fence))
 
     @staticmethod
@@ -116,7 +119,8 @@ class Relaunch:
         migration.target_group.distribute_checkpoint(starting_point.name)
         if migration.journal.facts.relaunch_started_at is None:
             migration.journal.record(Facts(relaunch_started_at=time.time()))
-        command, at_least = prepare_standby.restore_command(migration, starting_point), sealed.attempt + 1
+        command = prepare_standby.restore_command(migration, starting_point)
+        at_least = max(sealed.attempt, migration.journal.facts.standby_attempt or 0) + 1
         return start_attempt(migration, migration.target_group, command, owner=plan.target, at_least=at_least)
 
     @staticmethod
@@ -135,13 +139,3 @@ def _present_attempt(migration: Migration) -> int | None:
         return None
     finished = attempt.status is not None and attempt.status.state == records.FINISHED
     return attempt.attempt if attempt.running or finished else None
-
-
-def newest_of_target(migration: Migration) -> StartingPoint | None:
-    """Return the target's newest checkpoint of this epoch; None without one.
-
-    A restart on the target must not fall back to the migrated state.
-    """
-    plan, described = migration.plan, migration.target_group.describe()
-    own = newest_checkpoint(checkpoint for checkpoint in described.usable if checkpoint.epoch == plan.epoch)
-    return StartingPoint(own.name, own.step, own.root_digest) if own is not None else None

@@ -12,6 +12,7 @@ from midstream.migrate.steps.migration import Migration, replayed
 from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.ownership_records import refuse_later_owner, signed_seal
 from midstream.migrate.steps.record_commands import show_command, show_fence
+from midstream.migrate.steps.rollback_outcome import ran_before
 from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
 from midstream.ownership import memory
@@ -35,6 +36,7 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
         if migration.journal.facts.owner_before is None:
             migration.journal.record(Facts(owner_before=fence.owner, seal_started_at=time.time()))
         if described.running:
+            _refuse_started_since(migration)
             described, ours = _stop(migration, described, streamed, at)
             if ours:
                 return _put_on_all_hosts(migration, _sealed_facts(migration, described))
@@ -47,6 +49,21 @@ def seal(migration: Migration, streamed: StreamedCopy, at: int | None = None) ->
         adopt_stop(migration)
         migration.journal.record(Facts(stop_confirmed_at=time.time()))
     return _put_on_all_hosts(migration, _sealed_facts(migration, migration.source_group.describe()))
+
+
+def _refuse_started_since(migration: Migration) -> None:
+    """Raise MidstreamError where a source has been started since the plan.
+
+    As a requeued job, when the plan has its newest checkpoint. What it has saved since would be given up, and no
+    one has agreed to that.
+    """
+    plan = migration.plan
+    if plan.checkpoint != "now" and not ran_before(plan) and migration.journal.facts.sealing_attempt is None:
+        raise MidstreamError(
+            f"{plan.run_id} did not run on {plan.source} when this was planned ({plan.route.source_state}), and runs "
+            f"again: what it does after {plan.checkpoint} would be given up",
+            f"midstream --migrate {plan.run_id} --to {plan.target} begins with its present state",
+        )
 
 
 def seal_restored(migration: Migration) -> None:

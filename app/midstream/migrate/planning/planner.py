@@ -77,8 +77,6 @@ def _find_ends(hosts: HostPool, snapshot: Snapshot, request: Request) -> Ends:
             f"run {run.run_id} on {run.host} has never started", f"midstream --launch CONFIG --on {target.name}"
         )
     source_hosts = hosts_of_run(fleet, source, run, replace(target, hosts=()) if returns or shared else target)
-    processes = len(target.hosts) if requested is None else requested.processes
-    mode.check_hosts(len(source_hosts) + processes)
     store = flags.get("trainer.checkpointer.base_path", fleet.store_of(destination.name)).rstrip("/")
     here = source_checkpoint.source_checkpoint_store(fleet, source, run, store, lost=request.source_lost)
     there = checkpoint_store_of(fleet, destination, run.run_id, "" if store == "null" else store)
@@ -131,7 +129,11 @@ def _check_shared_root(run: RunView, target: Target, mode: Mode) -> None:
         )
     if mode.has_standby:
         what = f"{target.name} has the root of {run.host}, where {run.run_id} trains, so that no standby can run there"
-        raise UsageError(what, "--mode cold saves and stops the run, then submits its next job; nothing is copied")
+        raise UsageError(
+            what,
+            "--mode cold saves and stops the run, then submits its next job, and copies nothing; a second host of the "
+            "same login node with another root: has room for a standby (docs/how-to/slurm.md)",
+        )
 
 
 def _check_return(run: RunView, here: CheckpointStore, mode: Mode) -> None:

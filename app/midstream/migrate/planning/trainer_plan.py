@@ -218,6 +218,12 @@ def _warnings(ends: Ends, described: RunFile, request: Request, stored: StoredCo
             + ("the rehearsal compares losses before anything is stopped" if has_standby
                else "--mode warm compares losses before anything is stopped")
         )  # fmt: skip
+    if described.checkpoints.rule == "glob":
+        lines.append(
+            "whether the number in a checkpoint's name is that of its last step or of the next is not known: "
+            + ("the rehearsal" if has_standby else "--mode warm")
+            + " finds out before anything is stopped"
+        )
     return tuple(lines)
 
 

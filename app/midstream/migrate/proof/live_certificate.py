@@ -3,13 +3,16 @@
 The claims are the four of `copy_certificate`, from other evidence. *State*: the replay began with the run's own state,
 by its root digest. *Data*: each batch of the replay is the source's. *Reference losses*: recomputed where the replay
 began. *Continuity*: the losses of all steps that both did agree within the tolerance; the parameter drift at the
-takeover is reported with it.
+takeover is reported with it. Each process of a group compares its own shards: one that is far from the sealed shards
+while those of the others are near is not the run's, and is named.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from midstream.counts import count
 from midstream.hosts.host import Host
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, required
@@ -22,6 +25,10 @@ from midstream_host.runs import run_state, standby_state
 from midstream_host.runs.losses import MetricsRow
 
 DRIFT_TIMEOUT = 300.0  # seconds in which the target reads the parameters of the sealed checkpoint
+# The same update rounds alike in all shards. One is not the run's that is so many times farther from the sealed ones
+# than each of the others, and farther than so many tolerances of the losses.
+SHARD_RATIO = 100.0
+SHARD_TOLERANCES = 10.0
 
 
 def gather(
@@ -55,7 +62,8 @@ def gather(
         return None
     theirs: list[MetricsRow] = []
     if source is not None:
-        theirs = restore_evidence.losses(source, plan.run_id, sealed.attempt, rehearsal.step, sealed.step - 1)
+        # Also past the seal: a source that ended by itself may be sealed at the checkpoint that the replay began with.
+        theirs = restore_evidence.losses(source, plan.run_id, sealed.attempt, rehearsal.step)
     ours = target.call(standby_state.rows, timeout=300.0)(
         target.root, plan.run_id, attempt, name="replay.jsonl", offset=0, first=rehearsal.step
     )
@@ -90,6 +98,8 @@ def certify(
         replica_rows: Metric rows of the replica from there on.
         drift: Parameter drift at the takeover; None: not measured.
     """
+    if drift is not None and drift.root_digest != sealed.root_digest:
+        drift = None  # of another checkpoint of that name
     claims = (
         _state(rehearsal, restore, sealed.step),
         _data(restore, source_rows, replica_rows),
@@ -160,19 +170,19 @@ def _continuity(
     tolerance = CONTINUITY_TOLERANCE[kind]
     differences = [records.relative_difference(a["train/loss"], b["train/loss"]) for _, a, b in pairs]
     worst = max(differences)
-    distance = (
-        f"parameters are {drift.distance:.1e} apart at step {drift.step} (relative; worst array "
-        f"{drift.worst_array}, {drift.worst:.1e})"
-        if drift is not None
-        else "parameter drift was not measured"
-    )
     difference = f"{records.difference_text(worst)} (allowed {tolerance:.0e}, {kind})"
-    statement = (
-        f"{len(pairs)} losses agree with the source's within {difference}; {distance}"
-        if worst <= tolerance
-        else f"losses differ from the source's by up to {difference}, "
-        f"at step {pairs[differences.index(worst)][0]}; {distance}"
-    )
+    strange = _strange_shard(drift, tolerance) if drift is not None else None
+    if worst > tolerance:
+        at = pairs[differences.index(worst)][0]
+        statement = f"losses differ from the source's by up to {difference}, at step {at}; {_distance(drift)}"
+    elif strange is not None:
+        statement = (
+            f"the shard of process {strange.process} ({strange.host}) is not the run's: its parameters are "
+            f"{strange.distance:.1e} apart from the sealed ones (relative; worst array {strange.worst_array}, "
+            f"{strange.worst:.1e}), and those of each other process less than 1/{SHARD_RATIO:.0f} of that"
+        )
+    else:
+        statement = f"{len(pairs)} losses agree with the source's within {difference}; {_distance(drift)}"
     evidence = {
         "steps": [[step, theirs["train/loss"], ours["train/loss"]] for step, theirs, ours in pairs[-64:]],
         "compared": len(pairs),
@@ -180,4 +190,36 @@ def _continuity(
         "tolerance": tolerance,
         "parameter_drift": None if drift is None else drift.to_json(),
     }
-    return Claim("continuity", VERIFIED if worst <= tolerance else CLAIM_FAILED, statement, evidence, needed=False)
+    holds = worst <= tolerance and strange is None
+    return Claim("continuity", VERIFIED if holds else CLAIM_FAILED, statement, evidence, needed=False)
+
+
+def _distance(drift: records.ParameterDrift | None) -> str:
+    """Return the parameter drift as the end of a statement."""
+    if drift is None:
+        return "parameter drift was not measured"
+    line = (
+        f"parameters are {drift.distance:.1e} apart at step {drift.step} (relative; worst array "
+        f"{drift.worst_array}, {drift.worst:.1e})"
+    )
+    shards = drift.shard_drifts
+    if not shards:
+        return line
+    far = max(shards, key=_of_shard)
+    where = f"process {far.process} ({far.host})"
+    return f"{line}, compared in {count(len(shards), 'shard')}: at most {far.distance:.1e}, that of {where}"
+
+
+def _of_shard(shard: records.ShardDrift) -> float:
+    """Return its distance; infinity where it is not a number."""
+    return math.inf if math.isnan(shard.distance) else shard.distance
+
+
+def _strange_shard(drift: records.ParameterDrift, tolerance: float) -> records.ShardDrift | None:
+    """Return the shard that was not computed as the others were; None without one."""
+    shards = sorted(drift.shard_drifts, key=_of_shard)
+    if len(shards) < 2:
+        return None
+    far = _of_shard(shards[-1])
+    strange = far > SHARD_TOLERANCES * tolerance and far > SHARD_RATIO * _of_shard(shards[-2])
+    return shards[-1] if strange else None

@@ -184,10 +184,25 @@ def _after_migration_lock(gathered: FleetEvidence, host: str, base: records.Fenc
     if training is not None:
         line = f"attempt {training.attempt} trains under ownership {base.epoch}: nothing has sealed it"
         return base, [*evidence, line]
+    if _has_not_begun(gathered, base, lock):
+        line = f"migration {lock.migration} has no permission to start {lock.owner}, which shows nothing of it"
+        return base, [*evidence, line]
     raise UndeterminedError(
         f"migration {lock.migration} has the run on {host}, and may have sealed it for ownership {lock.epoch} "
         f"(owner {lock.owner})"
     )
+
+
+def _has_not_begun(gathered: FleetEvidence, base: records.Fence, lock: records.MigrationLock) -> bool:
+    """Return whether a migration has started nothing.
+
+    Its target may start after the permission in the lock alone. The lock may be an older copy, as the fence is
+    lost. So the signed records have to say the same, and the hosts of the target, whose highest ownership is
+    not above that of ``base``.
+    """
+    head, hosts = gathered.judgement.head, gathered.targets.get(lock.owner, ())
+    signed = head is not None and head.epoch == base.epoch
+    return signed and lock.start_allowed == "" and bool(hosts) and all(name in gathered.hosts for name in hosts)
 
 
 def _acknowledged(attempt: AttemptEvidence, lock: records.MigrationLock) -> int | None:

@@ -13,10 +13,15 @@ from midstream.watch.snapshot import RunView
 from midstream_core import records
 
 
+class ContradictionError(MidstreamError):
+    """The attempt ended by its own evidence: what it restored is not the run's state."""
+
+
 def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunView:
     """Wait until the attempt has done an update.
 
     Raises:
+        ContradictionError: the attempt ended because the state that it restored is not the run's.
         MidstreamError: the attempt ended; the message has its last log line. Or it can never do one.
     """
 
@@ -41,6 +46,11 @@ def wait_training(migration: Migration, group: HostGroup, attempt: int) -> RunVi
     )
     if run.state in ("failed", "stopped", "lost"):
         why = group.why_ended(attempt, run)
+        if run.status is not None and run.status.contradiction:
+            raise ContradictionError(
+                f"attempt {attempt} on {group.target.name} has ended: {run.status.contradiction}",
+                f"its log: {host}:{group.paths.attempt(attempt).log()}",
+            )
         raise MidstreamError(
             f"attempt {attempt} on {group.target.name} ended ({run.state}): {why}",
             f"its log: {host}:{group.paths.attempt(attempt).log()}",

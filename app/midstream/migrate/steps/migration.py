@@ -72,6 +72,7 @@ class Migration:
     # When the source has permitted this process to start the target: by the wall clock, and by the monotonic one.
     start_allowed_at: tuple[float, float] | None = None
     agreed: bool = False  # the user goes on without the evidence that the shown certificate lacks
+    gives_up: bool = False  # a rollback may give up what the target has done since the seal
     target_closed: bool = False  # by this process: no other one can start the target any more
     clock: StageClock = field(init=False, repr=False)
     source_group: HostGroup = field(init=False, repr=False)

@@ -150,7 +150,9 @@ def _start(migration: Migration, rehearsal: StartingPoint) -> int:
         migration=plan.migration,
     )
     saved = [checkpoint.attempt for checkpoint in described.checkpoints]
-    at_least = max([described.attempt, *described.attempts, *saved], default=0) + 1
+    # A process of the last standby may run where the target's directory was put back, and the number is free again.
+    before = migration.journal.facts.standby_attempt or 0
+    at_least = max([described.attempt, *described.attempts, *saved, before]) + 1
     return start_attempt(migration, migration.target_group, command, owner=plan.target, at_least=at_least)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from midstream.counts import count
 from midstream.errors import MidstreamError
-from midstream.hosts.host import Host
+from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.facts import Facts, ReplayAgreement, required
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision
 from midstream.migrate.steps import estimate_update, prepare_standby
@@ -26,6 +26,7 @@ from midstream_core.json_types import JsonObject, LoggedRow
 from midstream_host.runs import run_state, standby_state
 
 COMMAND_LEAD = 2.0  # seconds between a takeover command and its step: time for it to arrive
+CALLS_BEFORE_STOP = 8  # calls of hosts from then until the source has its command, of which a slow link makes seconds
 RATE_SAMPLE = 32  # newest steps from which step times are measured
 MIN_RATE_SAMPLE = 8  # steps of the replica before its step time is used
 CATCH_UP_LIMIT = 6 * 3600.0  # seconds of predicted catching up that are accepted
@@ -89,12 +90,13 @@ class Agreement:
 
 @dataclass(frozen=True)
 class ReplicaProgress:
-    """Steps of source and replica, and their seconds a step."""
+    """Steps of source and replica, their seconds a step, and the seconds of a call."""
 
     source_step: int
     replica_step: int
     source_pace: float
     replica_pace: float
+    call: float = 0.0
 
     @property
     def gap(self) -> int:
@@ -115,7 +117,8 @@ class ReplicaProgress:
         if self.gap > 0 or not self.measured:
             return None
         quickest = max(min(self.source_pace, self.replica_pace), 1e-3)
-        return max(self.source_step, self.replica_step) + 2 + math.ceil(COMMAND_LEAD / quickest)
+        lead = COMMAND_LEAD + CALLS_BEFORE_STOP * self.call
+        return max(self.source_step, self.replica_step) + 2 + math.ceil(lead / quickest)
 
     def takeover_step_before(self, num_train_steps: int) -> int | None:
         """Return `takeover_step`, for a run of ``num_train_steps`` (0: not known).
@@ -183,11 +186,14 @@ def _follow(migration: Migration) -> int:
     plan = migration.plan
     source_attempt = migration.source.call(run_state.running_attempt)(root=migration.source.root, run_id=plan.run_id)
     replica_attempt = prepare_standby.running_standby(migration)
-    if not source_attempt or replica_attempt is None:
-        raise ReplicaUnfitError("the source does not run" if not source_attempt else "no replica runs")
+    if not source_attempt:
+        raise ReplicaUnfitError("the source does not run")
+    if replica_attempt is None:
+        failure = migration.target_group.first_failure(migration.journal.facts.standby_attempt or 0)
+        raise ReplicaUnfitError(f"the replica has ended ({failure})" if failure else "no replica runs")
     agreement = Agreement(CONTINUITY_TOLERANCE[precision(plan)])
-    source = _Rows(migration, migration.source, source_attempt, "metrics.jsonl")
-    replica = _Rows(migration, migration.target, replica_attempt, "replay.jsonl")
+    source = AttemptRows(migration.source_group, source_attempt, "metrics.jsonl")
+    replica = AttemptRows(migration.target_group, replica_attempt, "replay.jsonl")
     rehearsed = migration.journal.facts.rehearsed_step_seconds or 0.0
     first = required(migration.journal.facts.rehearsal, "rehearsal").step
     reported_at = 0.0
@@ -195,7 +201,9 @@ def _follow(migration: Migration) -> int:
         migration.check_requests()
         if migration.directory.mode_file.exists():
             raise ReplicaUnfitError("the user ended the wait")
-        before, seen = replica.start, (source.more(first), replica.more(first))
+        before, looked = replica.start, time.monotonic()
+        seen = (source.more(first), replica.more(first))
+        call = (time.monotonic() - looked) / 2
         if before not in (0, replica.start):  # another process of the attempt replays from the beginning
             agreement = Agreement(agreement.tolerance)
             seen = (source.again(first), seen[1])
@@ -205,6 +213,7 @@ def _follow(migration: Migration) -> int:
             replica.step or first,
             pace(source.rows),
             pace(replica.rows) if len(replica.rows) >= MIN_RATE_SAMPLE else rehearsed,
+            call,
         )
         seconds = progress.seconds
         if len(source.rows) >= MIN_RATE_SAMPLE and seconds > CATCH_UP_LIMIT:
@@ -241,11 +250,11 @@ def _schedule_takeover(migration: Migration, replica: int, step: int) -> bool:
     return status.acknowledged >= sequence
 
 
-class _Rows:
-    """Reads the metric rows of a running attempt."""
+class AttemptRows:
+    """Reads the metric rows of a running attempt, which process 0 writes."""
 
-    def __init__(self, migration: Migration, host: Host, attempt: int, name: str) -> None:
-        self._host, self._run, self._attempt, self._name = host, migration.plan.run_id, attempt, name
+    def __init__(self, group: HostGroup, attempt: int, name: str) -> None:
+        self._group, self._attempt, self._name = group, attempt, name
         self._offset = self.start = 0
         self.rows: list[LoggedRow] = []
 
@@ -260,9 +269,10 @@ class _Rows:
         Raises:
             ReplicaUnfitError: The attempt ended.
         """
-        new = self._host.call(standby_state.rows)(
-            root=self._host.root,
-            run_id=self._run,
+        host = self._group.first
+        new = host.call(standby_state.rows)(
+            root=host.root,
+            run_id=self._group.run_id,
             attempt=self._attempt,
             name=self._name,
             offset=self._offset,
@@ -275,8 +285,9 @@ class _Rows:
         self.rows = [*self.rows[-RATE_SAMPLE:], *new.rows]
         status = new.status
         if not new.running or (status and status.state in records.ENDED):
-            why = (status.message or status.state) if status else "no status"
-            raise ReplicaUnfitError(f"attempt {self._attempt} on {self._host.name} has ended ({why})")
+            why = self._group.first_failure(self._attempt)
+            why = why or ((status.message or status.state) if status else "no status")
+            raise ReplicaUnfitError(f"attempt {self._attempt} on {self._group.target.name} has ended ({why})")
         return new.rows
 
     def again(self, first: int) -> Sequence[LoggedRow]:

@@ -11,6 +11,7 @@ from midstream.migrate.steps.ownership_records import may_have_started
 from midstream.migrate.steps.preemption import preempted
 from midstream.migrate.steps.record_commands import show_log
 from midstream.migrate.steps.source_return import put_fence
+from midstream.migrate.steps.target_progress import keeps_steps, refuse_giving_up
 from midstream_core import records
 
 STOP_TIMEOUT = 300.0  # seconds
@@ -56,6 +57,9 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
             "a rollback would create a second lineage",
             f"migrate it from there: midstream --migrate {plan.run_id} --to {plan.source}",
         )
+    keeps = there.epoch <= plan.epoch and keeps_steps(migration)
+    if keeps:
+        refuse_giving_up(migration)
     attempt = migration.target_group.attempt_of_migration(plan.migration)
     if attempt:
         migration.journal.record(
@@ -63,9 +67,10 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
         )  # the source's next attempt gets a higher number
     if attempt and attempt.running:
         number, state = attempt.attempt, attempt.status.state if attempt.status else records.STARTING
+        took_over = attempt.status is not None and attempt.status.epoch == plan.epoch
         log = show_log(migration.target_paths, number)
         try:
-            if state in NOTHING_TO_SAVE:
+            if state in NOTHING_TO_SAVE or (keeps and took_over):  # a stop would save what is then given up
                 migration.log_command(target, f"kill attempt {number} on {plan.target} ({state})", shows=log)
                 migration.target_group.kill(number)
             else:
@@ -74,5 +79,7 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
         except LaunchError as error:
             migration.note(f"{error}; killing it")
             migration.target_group.kill(number)
+    if keeps:
+        refuse_giving_up(migration)  # what it has saved before its end
     put_fence(migration, migration.target_group, back)
     migration.target_closed = True

@@ -333,12 +333,8 @@ class RunScreen(RunLogScreen):
             report_and_export.ask_report(self, self.run_id)
 
     def action_export(self) -> None:
-        run = self.run_view
-        name = self.query_one("#checkpoint-table", Table).selected
-        if run is None or self._view != CHECKPOINTS or name is None:
-            self.notify("press 3 and select the checkpoint to export")
-        elif not self.refuse_readonly():
-            report_and_export.ask_export(self, run, str(name))
+        if not self.refuse_readonly() and (selected := self.selected_checkpoint("export", "E")) is not None:
+            report_and_export.ask_export(self, *selected)
 
     def action_copy(self) -> None:
         """Copy the command line that prints this view."""

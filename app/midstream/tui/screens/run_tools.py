@@ -78,15 +78,26 @@ class RunToolsScreen(CurvesScreen):
         """Return checkpoint -> state of its verification, of this copy of the run."""
         return {name: state for (place, name), state in self._verified.items() if place == _place(run)}
 
-    def action_verify(self) -> None:
+    def selected_checkpoint(self, verb: str, key: str) -> tuple[RunView, str] | None:
+        """Return run and selected checkpoint; else show the list, or say it is empty."""
         run = self.run_view
         name = self.query_one("#checkpoint-table", Table).selected
-        if run is None or self._view != CHECKPOINTS or name is None:
-            self.notify("press 3 and select the checkpoint to verify")
+        if run is None or not run.checkpoints:
+            self.notify(f"{self.run_id} has no checkpoint to {verb}", markup=False)
+        elif self._view != CHECKPOINTS or name is None:
+            self.action_view(CHECKPOINTS)
+            self.notify(f"select the checkpoint to {verb}, then press {key}")
+        else:
+            return run, str(name)
+        return None
+
+    def action_verify(self) -> None:
+        if (selected := self.selected_checkpoint("verify", "V")) is None:
             return
-        self._verified[_place(run), str(name)] = "hashing"
+        run, name = selected
+        self._verified[_place(run), name] = "hashing"
         self.refresh_state()
-        self.in_background(partial(self._verify, run, str(name)))
+        self.in_background(partial(self._verify, run, name))
 
     def _verify(self, run: RunView, name: str) -> None:
         problems = None

@@ -30,7 +30,7 @@ from midstream_engine.checkpoint.stores.bucket_objects import BucketObjects
 from midstream_engine.config.keep_policy import KeepEvery, KeepPolicy
 from midstream_engine.data.sources import bucket as sources
 from midstream_engine.data.sources.formats import open_source
-from midstream_engine.runtime.compile_cache import SharedCache
+from midstream_engine.runtime.program_files import ProgramBucket, ProgramFiles
 from simulators.object_stores.s3_server import IGNORED, REFUSED, S3Server
 from simulators.planted_faults import Fault
 from support.checkpoints.checkpoint_states import plain_state, save
@@ -238,9 +238,9 @@ def test_s3_text_is_listed_and_read(server: S3Server) -> None:
 
 
 def test_s3_compile_cache_is_shared(server: S3Server, tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one/jit-step-cache").write_bytes(b"program")
-    first = SharedCache("s3://my-bucket/cache", str(tmp_path / "one"))
-    assert [first.upload(), first.upload()] == [0, 1]
-    assert SharedCache("s3://my-bucket/cache", str(tmp_path / "two")).fetch() == 1
-    assert (tmp_path / "two/jit-step-cache").read_bytes() == b"program"
+    for host in ("one", "two"):
+        files = ProgramFiles(str(tmp_path / host), ProgramBucket("s3://my-bucket/cache"))
+        assert files.read("step", {}) == (None if host == "one" else b"program")
+        files.write("step", {}, b"program")
+        assert files.bucket is not None
+        files.bucket.close()

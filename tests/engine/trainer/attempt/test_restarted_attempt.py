@@ -107,3 +107,18 @@ def test_requeued_job_continues_and_its_records_are_readable(tmp_path: Path) -> 
     assert Path(files.restore).read_bytes() == before, "the evidence that a certificate is checked against"
     entry = records.Lineage.read(paths.lineage).entries[-1]
     assert (entry.attempt, entry.first_step, entry.checkpoint, entry.last_step) == (2, 4, "step-4-a001", 12)
+
+
+def test_superseded_start_leaves_the_status_of_the_next(tmp_path: Path) -> None:
+    """A requeued job starts while its earlier start goes on elsewhere: what that writes at its end is not the job's.
+
+    On the old code its failure replaced the status of the start that had no number yet: the job seemed to have ended.
+    """
+    path = str(tmp_path / "status-0.json")
+    earlier = StatusFile(path, run_id="r", attempt=2, epoch=1, num_train_steps=9)
+    earlier.update(start=1, state=records.TRAINING)
+    next_one = dataclasses.replace(earlier.value, start=0, state=records.STARTING, pid=earlier.value.pid + 1)
+    next_one.write(path)
+    earlier.update(state=records.FAILED, message="the run was started again")
+    earlier.close()
+    assert records.Status.read(path).state == records.STARTING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from midstream_engine.config import load_config
 from midstream_engine.data.errors import DataError
 from midstream_engine.loop import flops, training_loop
 from midstream_engine.loop.requests import CommandFile, Requests
+from midstream_engine.loop.running_update import RunningUpdate
 from midstream_engine.loop.saving import NotSavedError
 from midstream_engine.loop.training_loop import Loop
 from midstream_engine.runtime.attempt_record import AttemptRecord
@@ -141,6 +143,30 @@ def test_next_update_is_dispatched_before_the_row_of_the_last(tmp_path: Path, se
         ("row", STEPS - 1),
         ("save", STEPS),
     ]
+
+
+def test_update_computed_before_the_loop_is_settled_first(tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups("--trainer.steps_per_eval", "1"), saves=(1,), evaluates=True)
+    batch = stage.loop._setup.batches.batch(0)
+    stage.loop.state, result = stage._step(0, 0, None, None)  # type: ignore[assignment]
+    first = RunningUpdate(0, batch, result, dispatched=5.0, loading=0.5, completed=(7.0, 1234.5))
+    stage.during[2] = lambda: stage.signals._take(signal.SIGTERM)
+    assert stage.loop.run(first) == records.STOPPED
+    assert stage.events[:6] == [
+        ("dispatch", 0), ("evaluate", 1), ("row", 0), ("save", 1), ("dispatch", 1), ("evaluate", 2),
+    ]  # fmt: skip
+    row = stage.rows[0]
+    assert (row["time"], row["throughput/duration"], row["throughput/loading_time"]) == (1234.5, 2.0, 0.5)
+
+
+def test_infinite_update_before_the_loop_is_not_saved(tmp_path: Path, setups: Any) -> None:
+    stage = Stage(tmp_path, setups())
+    stage.bad = {0}
+    batch = stage.loop._setup.batches.batch(0)
+    stage.loop.state, result = stage._step(0, 0, None, None)  # type: ignore[assignment]
+    with pytest.raises(EngineError, match="infinity"):
+        stage.loop.run(RunningUpdate(0, batch, result, 5.0, 0.5, (7.0, 1234.5)))
+    assert not [event for event in stage.events if event[0] in ("row", "save")]
 
 
 def test_save_and_evaluation_find_their_own_state_checked(tmp_path: Path, setups: Any) -> None:

@@ -79,9 +79,7 @@ def test_closed_journal_writes_to_no_other_file(migration: MigrationDirectory, t
 
 def test_follow_events_yields_each_line_once(migration: MigrationDirectory) -> None:
     journal, ended, seen = Journal(migration.journal_file), threading.Event(), []
-    follower = threading.Thread(
-        target=lambda: seen.extend(follow_events(migration.journal_file, until=ended, poll=0.01))
-    )
+    follower = threading.Thread(target=lambda: seen.extend(follow_events(migration.journal_file, until=ended)))
     follower.start()
     for number in range(50):
         journal.write("note", message=str(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.migrate.journal import downtime_report
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.journal.facts import Sealed, StartingPoint
+from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint
 from midstream.migrate.proof import live_certificate
 from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.migrate.steps.migration import Migration
@@ -53,6 +54,7 @@ def test_replica_catches_up_only_if_faster() -> None:
 def test_takeover_step_needs_both_paces() -> None:
     assert ReplicaProgress(70, 70, 0.5, 0.01).takeover_step == 272, "two seconds ahead of the faster one"
     assert ReplicaProgress(41, 70, 0.5, 0.5).takeover_step == 76, "the replica may be in front"
+    assert ReplicaProgress(41, 70, 0.5, 0.5, call=0.25).takeover_step == 80, "eight calls are made before it"
     assert ReplicaProgress(71, 70, 0.5, 0.01).takeover_step is None, "the replica is behind"
     assert ReplicaProgress(41, 70, 0.0, 0.01).takeover_step is None, "one row of the source has no pace"
 
@@ -129,7 +131,8 @@ def test_live_certificate_states_drift_and_no_copy() -> None:
     assert "the source's last state was not copied" in statements["state"]
     assert "all 4 batches from step 10 to 13" in statements["data"]
     assert "3.0e-06 apart at step 14" in statements["continuity"]
-    assert "was not measured" in certified(drift=None).claims[3].statement
+    for drift in (None, dataclasses.replace(DRIFT, root_digest="other")):
+        assert "was not measured" in certified(drift=drift).claims[3].statement
 
 
 @pytest.mark.parametrize(
@@ -149,10 +152,67 @@ def test_each_difference_fails_its_claim(claim: str, changes: dict[str, Any]) ->
     assert not proof.valid
 
 
+def drift_of(*distances: float) -> records.ParameterDrift:
+    """Return the drift of a group; distances of the processes' shards."""
+    shards = [
+        records.ShardDrift(process, f"host-{process}", distance, 2 * distance, "model/x", 50, 10.0).to_json()
+        for process, distance in enumerate(distances)
+    ]
+    return dataclasses.replace(DRIFT, shards=shards)
+
+
+def test_certificate_of_a_group_names_its_farthest_shard() -> None:
+    proof = certified(drift=drift_of(3e-6, 4e-6, 2e-6))
+    assert proof.valid
+    statement = proof.claims[3].statement
+    assert "compared in 3 shards: at most 4.0e-06, that of process 1 (host-1)" in statement
+    assert len(proof.claims[3].evidence["parameter_drift"]["shards"]) == 3
+
+
+@pytest.mark.parametrize("distance", [0.5, math.nan, math.inf])
+def test_shard_that_is_not_the_runs_is_named(distance: float) -> None:
+    """The losses agree, and one process has other parameters than the source saved."""
+    proof = certified(drift=drift_of(3e-6, 2e-6, distance))
+    assert verdicts(proof)["continuity"] == CLAIM_FAILED
+    assert not proof.valid
+    assert "the shard of process 2 (host-2) is not the run's" in proof.claims[3].statement
+    assert Certificate.from_json(proof.to_json()).claims[3].verdict == CLAIM_FAILED
+
+
+@pytest.mark.parametrize(
+    "distances",
+    [
+        (3e-6, 9e-4),  # within ten tolerances of the losses
+        (3e-3, 0.2),  # all are far, as after a long replay
+        (math.nan, math.nan),  # as the source's own parameters
+        (0.5,),
+    ],
+)
+def test_shards_that_rounding_explains_fail_nothing(distances: tuple[float, ...]) -> None:
+    assert certified(drift=drift_of(*distances)).valid
+
+
 def test_missing_rows_contradict_nothing_and_prove_nothing() -> None:
     proof = certified(replica_rows=[])
     assert verdicts(proof)["data"] == NOT_CHECKED
     assert not proof.valid
+
+
+def test_steps_past_the_seal_are_compared(tmp_path: Path) -> None:
+    """A source that is killed is sealed at what it has saved, which may be where the replay began."""
+    source, target = RunDirectory(tmp_path / "a", PLAN.run_id), RunDirectory(tmp_path / "b", PLAN.run_id)
+    source.text(1, "".join(f"{json.dumps(row)}\n" for row in rows(8, 17)))
+    files = target.attempt(2)
+    target.status(2, records.TRAINING, 20)
+    RESTORE.write(files.restore)
+    Path(files.replay).write_text("".join(f"{json.dumps(row)}\n" for row in rows(10, 19, 1e-6)))
+    hosts = [LocalHost(name, LocalHostConfig(root=str(tmp_path / name))) for name in "ab"]
+    sealed = dataclasses.replace(SEALED, step=10, checkpoint=REHEARSAL.name, root_digest=REHEARSAL.root_digest)
+    facts = Facts(rehearsal=REHEARSAL, standby_attempt=2, takeover_step=19)
+    proof = live_certificate.gather(hosts[0], hosts[1], PLAN, sealed, facts, drift_timeout=0.0)
+    assert proof is not None
+    assert proof.valid, proof.claims
+    assert "all 7 batches from step 10 to 16 are the source's" in proof.claims[1].statement
 
 
 def test_continuity_without_common_steps_is_not_checked() -> None:
