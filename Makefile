@@ -128,8 +128,18 @@ $(VENV)/maxtext/.installed: $(STAMP) locks/maxtext.txt
 	@$(VENV)/maxtext/bin/python -m pip install -q --disable-pip-version-check --no-deps -r locks/maxtext.txt
 	@touch $@
 
-test-maxtext: $(VENV)/maxtext/.installed  ## the test that runs MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
-	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py $(ARGS)
+test-maxtext: $(VENV)/maxtext/.installed  ## the tests that run MaxText (installs it and its jax; needs python3.12, or PYTHON312=PATH)
+	@$(BIN)/python -m pytest -m "slow or not slow" tests/trainers/test_maxtext.py tests/trainers/test_maxtext_export.py $(ARGS)
+
+# The newest releases that pyproject.toml allows, in an environment of its own, without a lock file. TRY: requirements beyond
+# its bounds, such as TRY="jax==0.13.0". ARGS: other tests than those of core, host, units, terminal UI and engine.
+newest: $(STAMP)  ## the tests with today's releases (needs python3.12, or PYTHON312=PATH; not in CI); TRY="jax==0.13.0" goes beyond the bounds
+	@$(PYTHON312) -m venv $(VENV)/newest
+	@$(VENV)/newest/bin/python -m pip install -q --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[dev]'
+	@if [ -n "$(TRY)" ]; then $(VENV)/newest/bin/python -m pip install -q --disable-pip-version-check --upgrade $(TRY); fi
+	@$(VENV)/newest/bin/python -m pip list --disable-pip-version-check | grep -E '^(jax|jaxlib|marin-haliax|haliax|equinox|optax|numpy|tensorstore|textual|paramiko|botocore|google-cloud-storage) '
+	@$(VENV)/newest/bin/python -m pytest -m "not slow and not drawn" -n 2 --dist worksteal -q \
+		$(or $(ARGS),tests/core tests/host tests/unit tests/tui tests/engine)
 
 # The library that creates environments of conda on hosts without a tool of it; the channel of the tests is on loopback.
 $(VENV)/conda/.installed: $(STAMP) locks/conda.txt
@@ -175,4 +185,4 @@ lock: $(STAMP)  ## resolve the lock files (needs uv)
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .import_linter_cache
 
-.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate simulate-night coverage test-browser test-accelerator test-trainers test-levanter test-maxtext test-skypilot test-conda lint words docs pages bench format lock clean
+.PHONY: help setup compilers test-compilers compilers-cuda kubectl demo lab quick test test-slow simulate simulate-night coverage test-browser test-accelerator test-trainers test-levanter test-maxtext newest test-skypilot test-conda lint words docs pages bench format lock clean

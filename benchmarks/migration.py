@@ -87,7 +87,8 @@ class Bench:
         keep = f"[{{every: {self.saved}, until: {self.saved}}}]"
         self.flags = (
             *(_layers(options.mib) if options.layers else _embedding(options.mib)),
-            "--model.seq_len", "16", "--trainer.train_batch_size", "2", "--trainer.num_train_steps", "100000",
+            "--model.seq_len", "16", "--trainer.train_batch_size", str(2 * options.hosts),
+            "--trainer.num_train_steps", "100000",
             "--trainer.checkpointer.save_interval", "1h", "--trainer.checkpointer.keep", keep,
         )  # fmt: skip
 

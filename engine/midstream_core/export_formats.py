@@ -15,6 +15,7 @@ EXPORT_FORMATS: Dict[str, str] = {
     "levanter": "a checkpoint of marin-levanter 0.2",
     "levanter-1-2": "a checkpoint of Levanter 1.2",
     "torch-dcp": "torchtitan's distributed checkpoint",
+    "maxtext": "an Orbax checkpoint of MaxText",
 }
 DATA_PARALLEL: Tuple[str, ...] = ("neox", "deepspeed")  # written for a number of data-parallel processes
 MODEL_PARALLEL: Tuple[str, ...] = ("neox",)  # written for a number of tensor-parallel ranks

@@ -25,7 +25,7 @@ from midstream_engine.interruption import interruptible
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")
 MAX_RANKS = 1 << 14
-_RUNS = ("neox", "levanter", "torch-dcp")
+_RUNS = ("neox", "levanter", "torch-dcp", "maxtext")
 FETCHED = ".source"  # beside DST: the copy of a checkpoint in a bucket, kept until it is converted
 
 
@@ -101,6 +101,7 @@ def recognise(source: str) -> str:
         ConversionError: The format is unknown.
     """
     from midstream_engine.interop.errors import ConversionError
+    from midstream_engine.interop.maxtext import orbax
     from midstream_engine.interop.neox import directory as neox
     from midstream_engine.interop.torch_dcp import reader as torch_dcp
 
@@ -110,6 +111,8 @@ def recognise(source: str) -> str:
         return "midstream"
     if os.path.exists(os.path.join(source, "metadata.json")):
         return "levanter"
+    if orbax.is_checkpoint(source):
+        return "maxtext"
     if torch_dcp.is_checkpoint(source):  # first: torchtitan's configuration has the name of Hugging Face's
         return "torch-dcp"
     if os.path.exists(os.path.join(source, "config.json")):
@@ -120,8 +123,8 @@ def recognise(source: str) -> str:
     if "checkpoints" in names or any(records.parse_checkpoint_name(name) for name in names):
         return "midstream"
     raise ConversionError(
-        f"{source}: not a checkpoint of GPT-NeoX, Levanter, torch (DCP), Hugging Face or midstream (hint: --from names "
-        "its format)"
+        f"{source}: not a checkpoint of GPT-NeoX, Levanter, MaxText, torch (DCP), Hugging Face or midstream "
+        "(hint: --from names its format)"
     )
 
 
@@ -146,6 +149,10 @@ def _run(kind: str, source: str, final: str, options: argparse.Namespace) -> str
             from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
 
             adopted = open_torch_dcp(source, options.config)
+        elif kind == "maxtext":
+            from midstream_engine.interop.maxtext.importer import open_maxtext
+
+            adopted = open_maxtext(source, options.config)
         else:
             from midstream_engine.interop.levanter.importer import open_levanter
 
@@ -260,7 +267,7 @@ def _count(text: str) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m midstream_engine.convert", description="Convert a run or a model.")
     parser.add_argument("src", metavar="SRC", help="a checkpoint of GPT-NeoX (or its load: directory), Levanter, "
-                        "torch (DCP), Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
+                        "MaxText, torch (DCP), Hugging Face or midstream; a directory, gs:// or s3://")  # fmt: skip
     parser.add_argument("dst", metavar="DST", help="the directory to create")
     kinds = (*_RUNS, "huggingface", "midstream")
     parser.add_argument("--from", dest="source", choices=kinds, help="format of SRC; default: detected")
@@ -280,7 +287,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--cast-parameters", choices=("bfloat16", "float16", "float32"), help="to midstream: round "
                         "parameters to this type; without it, those that would be rounded are refused")  # fmt: skip
     parser.add_argument("--config", metavar="FILE", help="from levanter: the run's YAML file; from torch-dcp: "
-                        "what torchtitan wrote with --debug.save_config_file, or this engine's YAML")  # fmt: skip
+                        "what torchtitan wrote with --debug.save_config_file, or this engine's YAML; from maxtext: "
+                        "its log with log_config=true, or a YAML file of its settings")  # fmt: skip
     parser.add_argument("--run-id", metavar="ID", help="install it as this run under --root; it is built in DST. From "
                         "huggingface: with the engine's flags after --, at least the data")  # fmt: skip
     parser.add_argument("--root", metavar="DIR", help="with --run-id: default $MIDSTREAM_ROOT, then ~/.midstream")

@@ -21,11 +21,11 @@ from midstream.fleet.fleet import KubernetesHostConfig, KubernetesTarget, LocalH
 from midstream.hosts import current_context
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Process, R
+from midstream.hosts.inspection import INSPECT, INSPECT_TIMEOUT
 from midstream.hosts.local_host import LocalHost, LocalProcess
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import decode, run_to_end
 from midstream.hosts.shell import run_shell
-from midstream.hosts.ssh.ssh_host import INSPECT, INSPECT_TIMEOUT
 
 GET_TIMEOUT = 30.0  # seconds
 PING_TIMEOUT = 30.0  # seconds

@@ -13,9 +13,8 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from midstream.hosts.host import CALL_TIMEOUT, Host, Process
-from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.remote_hosts import is_remote
 from midstream.hosts.rpc.remote_call import caller, open_waiting_call
-from midstream.hosts.ssh.ssh_host import SshHost
 from midstream_host.declarations import declaration_of
 
 P = ParamSpec("P")
@@ -40,7 +39,7 @@ class PreparedCalls:
         declaration = declaration_of(function)
         if declaration is None or not declaration.repeatable:
             raise ValueError(f"{function!r} may not be repeated")
-        if not isinstance(host, SshHost | KubernetesHost):
+        if not is_remote(host):
             return
         with self._lock:
             if (host.name, function) not in self._waiting:

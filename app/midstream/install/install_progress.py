@@ -16,7 +16,8 @@ from midstream import format
 
 LEAST_SHARE = 0.1  # of the bytes, before the time that is left is estimated
 UNPACK_RATE = 12e6  # bytes of wheels a second that pip unpacks and compiles on a core; uv takes less
-_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)(?: ; ([^\\\n]*))?", re.MULTILINE)
+PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^ ;\\\n]+)(?: ; ([^\\\n]*))?", re.MULTILINE)
+_PYTHON_BOUND = re.compile(r"python(?:_full)?_version (<|>=) '([\d.]+)'")
 _FOREIGN = re.compile(r"sys_platform == '(win32|darwin|emscripten)'|platform_system == 'Windows'")
 _PIP_WHEEL = re.compile(
     r"^\s*(?:Downloading|Using cached|Processing)\s+(\S*/)?([A-Za-z0-9_.]+?)-\d[^/\s]*\.whl(?=\s|$)"
@@ -114,10 +115,32 @@ class InstallProgress:
         return False
 
 
+def pinned_versions(lock: str, python: str) -> dict[str, str]:
+    """Return the versions that a lock pins for Python ``3.12.1`` or another one."""
+    return {name: version for name, version, marker in PIN.findall(lock) if serves(marker, python)}
+
+
+def needed_on_linux(marker: str, python: str) -> bool:
+    """Return whether a lock's marker has Linux and a version of Python."""
+    others = _PYTHON_BOUND.sub("", marker).replace(" and ", "").strip()
+    return serves(marker, python) and (not others or "sys_platform == 'linux'" in marker)
+
+
+def serves(marker: str, python: str) -> bool:
+    """Return whether a marker's bounds on Python's version include ``python``."""
+    version = _numbers(python)
+    bounds = [(sign, _numbers(bound)) for sign, bound in _PYTHON_BOUND.findall(marker)]
+    return all(version < bound if sign == "<" else version >= bound for sign, bound in bounds)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
 def wheel_sizes(lock: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return bytes by name of the packages a lock pins for Linux; 0 where unknown."""
     sizes_by_name: dict[str, int] = {}
-    for name, version, marker in _PIN.findall(lock):
+    for name, version, marker in PIN.findall(lock):
         if not _FOREIGN.search(marker):
             sizes_by_name.setdefault(normalized(name), sizes.get(f"{name}=={version}", 0))
     return sizes_by_name

@@ -13,7 +13,7 @@ from pathlib import Path
 from midstream.errors import HostError
 from midstream.hosts.host import Host
 from midstream.install.errors import LaunchError
-from midstream.install.install_progress import normalized
+from midstream.install.install_progress import PIN, needed_on_linux, normalized
 from midstream.install.placed_directory import install_command, is_complete
 from midstream.state_directory import make_directory
 from midstream_core import records
@@ -55,10 +55,10 @@ def collect_wheels(
         LaunchError: A wheel cannot be downloaded.
     """
     make_directory(directory)
-    if not _complete(lock, directory):
+    if not _complete(lock, directory, version):
         # One pip at a time: another host of a target, or another command, may need the same wheels.
         with records.locked(str(directory / ".lock")):
-            if not _complete(lock, directory):
+            if not _complete(lock, directory, version):
                 platforms = [word for name in _platforms(machine, glibc) for word in ("--platform", name)]
                 if progress is not None:
                     progress(f"collecting wheels for Python {version} on {machine} in {directory}")
@@ -81,11 +81,11 @@ def _download(lock: str, directory: Path, machine: str, flags: Sequence[str]) ->
         )
 
 
-def _complete(lock: str, directory: Path) -> bool:
-    """Return whether there is a wheel for each package that the lock pins for Linux."""
-    pinned = re.findall(r"^([A-Za-z0-9._-]+)==[^ ;]+(?: ; ([^\\\n]*))? ?\\?$", lock, re.MULTILINE)
-    names = {normalized(name) for name, marker in pinned if not marker or "sys_platform == 'linux'" in marker}
-    return names <= {normalized(path.name.split("-")[0]) for path in _pinned(lock, directory)}
+def _complete(lock: str, directory: Path, version: str) -> bool:
+    """Return whether the wheels that an interpreter on Linux needs are there."""
+    pins = {(normalized(name), pin) for name, pin, marker in PIN.findall(lock) if needed_on_linux(marker, version)}
+    wheels = (path.name.split("-") for path in _pinned(lock, directory))
+    return pins <= {(normalized(name), pin) for name, pin, *_ in wheels}
 
 
 def _pinned(lock: str, directory: Path) -> list[Path]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
+import os
 import time
 from dataclasses import dataclass
 
@@ -40,6 +39,8 @@ def check_chain(text: str, run_id: str, accepted: frozenset[str]) -> CheckedChai
     """
     if not text:
         return CheckedChain(None, "it has no signed ownership record")
+    import hashlib  # OpenSSL: 3.5 MB
+
     # The text itself is not kept: a host may show ever new ones.
     key = hashlib.sha256(text.encode(errors="replace")).digest(), run_id, accepted
     chain = _known.pop(key, None) or _check(text, run_id, accepted)
@@ -92,7 +93,9 @@ def first_chain(
         migration: Migration that begins the chain; two copies of its plan begin the same one.
         planned: UTC seconds at which it was planned.
     """
-    key = hashlib.sha256(f"{run_id} {migration}".encode()).hexdigest()[:32] if migration else secrets.token_hex(16)
+    import hashlib
+
+    key = hashlib.sha256(f"{run_id} {migration}".encode()).hexdigest()[:32] if migration else os.urandom(16).hex()
     record = records.OwnershipRecord(
         run_id=run_id,
         key=key,

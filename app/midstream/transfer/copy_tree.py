@@ -20,6 +20,7 @@ from queue import Queue
 from threading import Event
 
 from midstream.errors import MidstreamError
+from midstream.hosts.remote_hosts import is_remote
 from midstream.hosts.rpc.report_types import Committed, CopyLine, CopyProblem, PartialObject, Present, Ready, Reused
 from midstream.printable import printable
 from midstream.transfer.copy_problems import problem_error
@@ -28,7 +29,7 @@ from midstream.transfer.direct_streams import DirectStreams, direct_streams
 from midstream.transfer.early_stream import EARLY_STREAMS, EarlyStream
 from midstream.transfer.endpoint import Endpoint
 from midstream.transfer.errors import ChangedOnWayError, TransferError
-from midstream.transfer.link import HIGH_LATENCY, REMOTE, Link, probe
+from midstream.transfer.link import HIGH_LATENCY, Link, probe
 from midstream.transfer.partial_objects import apart, gaps
 from midstream.transfer.progress import Meter
 from midstream.transfer.report import CopyReport, Progress
@@ -234,7 +235,7 @@ class _TreeCopy:
             yield []
             return
         [(source, entries)] = self.by_source
-        both_remote = all(isinstance(endpoint.host, REMOTE) for endpoint in (source, self.target))
+        both_remote = all(is_remote(endpoint.host) for endpoint in (source, self.target))
         total = sum(entry["size"] for entry in entries)
 
         def link(number: int) -> Link:
@@ -371,7 +372,7 @@ def _probed_links(
     with ThreadPoolExecutor(max(1, len(by_source))) as pool:
         probes: dict[str, Future[Link]] = {}
         for source, entries in by_source:
-            both_remote = isinstance(source.host, REMOTE) and isinstance(target.host, REMOTE)
+            both_remote = is_remote(source.host) and is_remote(target.host)
             small = sum(entry["size"] for entry in entries) < MIN_STREAM_BYTES and settings.route == AUTO
             # Too few bytes for a probe; and `DirectStreams` finds out whether this machine can connect to a host.
             probed = replace(settings, route=RELAY) if small or not both_remote else settings

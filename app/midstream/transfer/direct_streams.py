@@ -15,14 +15,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from queue import Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from midstream.errors import ConnectionLostError, HostError, MidstreamError
 from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
 from midstream.hosts.local_host import LocalHost
+from midstream.hosts.remote_hosts import is_ssh
 from midstream.hosts.rpc.report_types import Connected, CopyLine, CopyProblem, Done, Landed
-from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.copy_settings import RELAY, CopySettings, ports_of
 from midstream.transfer.endpoint import Endpoint
@@ -43,6 +43,10 @@ from midstream.transfer.tls_certificates import make_peers
 from midstream_host.copy import disk_receiver, sender, stream_server
 from midstream_host.copy.requested_items import new_key
 
+if TYPE_CHECKING:
+    from midstream.hosts.ssh.ssh_host import SshHost
+
+
 MIN_BYTES = 16 << 20  # of a copy for which a program that listens pays off
 OPEN_TIMEOUT = 8.0  # seconds until the first stream is there: an interpreter starts at each end
 CONNECT_TIMEOUT = 0.3  # seconds in which it answers, beside the round trips
@@ -57,7 +61,7 @@ _unreachable_lock = threading.Lock()
 def host_of(source: Host, target: Host) -> SshHost | None:
     """Return the host at the other end if exactly one end is this machine."""
     for end, other in ((source, target), (target, source)):
-        if isinstance(end, LocalHost) and isinstance(other, SshHost):
+        if isinstance(end, LocalHost) and is_ssh(other):
             return other
     return None
 

@@ -14,13 +14,14 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from midstream.errors import ConnectionLostError, HostError
 from midstream.hosts.host import Host, Process
 from midstream.hosts.kubernetes_host import KubernetesHost
+from midstream.hosts.remote_hosts import is_remote, is_ssh
 from midstream.hosts.rpc import report_types
 from midstream.hosts.ssh.resolved_options import resolve
-from midstream.hosts.ssh.ssh_host import SshHost
 from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.copy_reports import checked_reports
 from midstream.transfer.copy_settings import DIRECT, RELAY, CopySettings, ports_of, settings_of_hosts
@@ -29,7 +30,10 @@ from midstream.transfer.stream_transport import start, transport_name
 from midstream.transfer.tls_certificates import make_peers
 from midstream_host.copy import tls_peer
 
-REMOTE = (SshHost, KubernetesHost)  # hosts that are not this machine
+if TYPE_CHECKING:
+    from midstream.hosts.ssh.ssh_host import SshHost
+
+
 MAX_PINGS = 3
 PING_TIME = 0.050  # seconds of measured round trips after which a further ping adds nothing
 PROBE_TIMEOUT = 20.0  # seconds
@@ -114,7 +118,7 @@ def probe(source: Host, target: Host, settings: CopySettings | None = None) -> L
     for end, other in ((source, target), (target, source)):
         if isinstance(end, BucketHost):
             return _probe_bucket(end, other)
-    remote = [host for host in (source, target) if isinstance(host, REMOTE)]
+    remote = [host for host in (source, target) if is_remote(host)]
     if not remote:
         return Link("pipe")
     test = _probe_direct if len(remote) == 2 else _probe_from_here
@@ -139,7 +143,7 @@ def _probe_bucket(bucket: BucketHost, other: Host) -> Link:
     """Return the link between a bucket and the host at the other end."""
     if bucket.via is not None and bucket.runs_on(other):
         return Link("bucket", 0.0, TARGET)
-    seconds = _round_trip(other) if isinstance(other, REMOTE) else 0.0
+    seconds = _round_trip(other) if is_remote(other) else 0.0
     return Link("bucket", seconds, transport=transport_name(other))
 
 
@@ -176,8 +180,8 @@ def _probe_direct(source: Host, target: Host, settings: CopySettings) -> Link:
 
 def _probe_from_here(source: Host, target: Host, settings: CopySettings) -> Link:
     """Probe whether this machine can connect to the host at the other end."""
-    listener, host, here = (TARGET, target, source) if isinstance(target, REMOTE) else (SOURCE, source, target)
-    if settings.route == RELAY or not isinstance(host, SshHost):
+    listener, host, here = (TARGET, target, source) if is_remote(target) else (SOURCE, source, target)
+    if settings.route == RELAY or not is_ssh(host):
         return Link("ssh")
     if not host.peer_address:
         return Link("ssh", not_direct=BEHIND_PROXY)
@@ -218,7 +222,7 @@ def check_port(host: Host, settings: CopySettings, port: int) -> None:
 
 def _operator_address(host: Host) -> list[str]:
     """Return the address by which this machine reaches the host."""
-    return [resolve(host.name, host.config).hostname] if isinstance(host, SshHost) else []
+    return [resolve(host.name, host.config).hostname] if is_ssh(host) else []
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec, cast
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 from midstream.errors import ConnectionLostError, RemoteError
 from midstream.fleet.fleet import SshHostConfig
@@ -26,12 +26,15 @@ from midstream.hosts.deadline import Deadline
 from midstream.hosts.host import Host, Process
 from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.local_host import LocalProcess
+from midstream.hosts.remote_hosts import is_ssh
 from midstream.hosts.rpc.remote_call import start_program
 from midstream.hosts.ssh.resolved_options import SshSettings
-from midstream.hosts.ssh.ssh_host import SshHost
-from midstream.hosts.ssh.transport import BULK_WINDOW
 from midstream.stores.bucket_host import BucketHost
 from midstream.transfer.errors import RESUME_HINT
+
+if TYPE_CHECKING:
+    from midstream.hosts.ssh.ssh_host import SshHost
+
 
 SSH_ERROR = 255  # exit code of ssh when its connection breaks
 OPTIONS = (
@@ -71,7 +74,7 @@ def start_stream(host: Host, program: Callable[P, object]) -> Callable[P, Proces
     """Return ``program`` as `start` does, over a connection of its own."""
 
     def started(*positional: P.args, **named: P.kwargs) -> Process:
-        if not isinstance(host, SshHost):
+        if not is_ssh(host):
             return start(host, program)(*positional, **named)
         return _start_over_ssh(host, lambda on, window: start(on, program, window=window)(*positional, **named))
 
@@ -86,6 +89,8 @@ def _start_over_ssh(host: SshHost, begin: Callable[[Host, int | None], Process])
             return begin(cast(Host, _SshProgramHost(host)), None)
     connection = host.with_new_connection()
     try:
+        from midstream.hosts.ssh.transport import BULK_WINDOW
+
         process = _WithConnection(begin(connection, BULK_WINDOW), connection)
     except BaseException:
         connection.close()
@@ -100,7 +105,7 @@ def transport_name(host: Host) -> str:
     """Return what `start_stream` uses for the host: pipe, ssh, paramiko or kubectl."""
     if isinstance(host, KubernetesHost):
         return "kubectl"
-    if not isinstance(host, SshHost):
+    if not is_ssh(host):
         return "pipe"
     return "ssh" if _ssh_program() and host.config not in _no_ssh_program else "paramiko"
 

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from midstream.hosts.host import Host, Process
-from midstream.hosts.kubernetes_host import KubernetesHost
 from midstream.hosts.prepared_calls import begin_open, close_opened
+from midstream.hosts.remote_hosts import is_remote
 from midstream.hosts.rpc.remote_call import open_interpreter
-from midstream.hosts.ssh.ssh_host import SshHost
 from midstream_host.copy import session
 
 PROGRAMS = 2  # of a copy at its target: the session, and the receiver of its first stream
@@ -49,7 +48,7 @@ def waiting_interpreters(host: Host) -> Generator[WaitingInterpreters]:
 
     On this machine a start takes no time, and in a bucket none is needed.
     """
-    interpreters = WaitingInterpreters(host, PROGRAMS if isinstance(host, SshHost | KubernetesHost) else 0)
+    interpreters = WaitingInterpreters(host, PROGRAMS if is_remote(host) else 0)
     try:
         yield interpreters
     finally:

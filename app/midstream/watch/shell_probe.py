@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from midstream_core.json_types import JsonObject, JsonValue, ReportLine
@@ -28,6 +27,8 @@ SECTIONS = frozenset(
 
 def command(root: str, interval: float) -> list[str]:
     """Return the probe's command line."""
+    from importlib import resources  # with zipfile and tempfile: a megabyte, for hosts without Python alone
+
     script = resources.files("midstream_host.machine").joinpath("probe.sh").read_text()
     seconds = str(round(max(MIN_INTERVAL, interval)))
     return ["sh", "-c", script, "sh", root, seconds, ",".join(nvidia.FIELDS), ""]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from typing import ClassVar, Dict, List, Optional, Tuple
 
 from midstream_core import json_shapes
@@ -67,6 +66,8 @@ class OwnershipRecord(JsonRecord):
     @property
     def digest(self) -> str:
         """SHA-256 of the record with its signature, in hexadecimal digits."""
+        import hashlib  # OpenSSL: 3.5 MB, for runs with such a chain alone
+
         return hashlib.sha256(self.signed_bytes() + self.signature.encode()).hexdigest()
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from typing import Optional
 
@@ -105,6 +104,8 @@ def machine() -> str:
     if not identifier:
         return ""
     parts = [identifier, os.uname().nodename, _line("/sys/class/dmi/id/product_uuid")]
+    import hashlib  # OpenSSL: 3.5 MB
+
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

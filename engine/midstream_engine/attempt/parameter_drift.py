@@ -80,7 +80,8 @@ def measure(
     for array in kept:
         entry, difference, norm = entries[array.name], 0.0, 0.0
         for index, box in chunks_of(array.shape, tuple(entry.grid)) if entry.grid else [((), full_box(array.shape))]:
-            shared = [(both, origin, ours) for origin, ours in array.pieces if (both := overlap(box, origin))]
+            pieces = ((overlap(box, origin), origin, ours) for origin, ours in array.pieces)
+            shared = [(both, origin, ours) for both, origin, ours in pieces if both is not None]
             if not shared:
                 continue  # a chunk of another process's shards
             if given_up is not None and given_up.is_set():

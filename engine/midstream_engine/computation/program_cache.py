@@ -121,7 +121,7 @@ def _topology(devices: list[Device]) -> str:
     jax or the backend has none.
     """
     try:
-        client = import_module("jax._src.lib.xla_client")
+        client = import_module("jax._src.lib").xla_client
         return str(client.get_topology_for_devices(devices).fingerprint())
     except (ImportError, AttributeError, RuntimeError) as error:
         log.debug("no fingerprint of the topology: %s", error)

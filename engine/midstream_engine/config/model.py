@@ -165,6 +165,8 @@ class LlamaConfig(LmConfig):
     mlp_bias: bool | None = None  # None: use_bias
     use_layer_norm_weight: bool = True
     epsilon_outside_root: bool = False  # norms divide by rms + epsilon, as GPT-NeoX did until May 2025
+    # Scores are divided by the root of head_size; false: MaxText's llama2, whose weights of queries have that factor.
+    scale_attention: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from midstream_engine.checkpoint.dtypes import numpy_dtype
 from midstream_engine.computation.train_state import abstract_state, initializer, policy_of
 from midstream_engine.config.model import LmConfig
 from midstream_engine.config.train import TrainLmConfig
+from midstream_engine.interop.errors import ConversionError
+from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.models.random_keys import new_key, partitionable
 from midstream_engine.optim.optimizer import build_optimizer
@@ -72,6 +74,47 @@ def state_arrays(config: TrainLmConfig, vocab_size: int) -> dict[str, LogicalArr
     with partitionable():
         key = jax.random.split(new_key(config.trainer.seed))[1]
     return flatten(dataclasses.replace(state, key=key))
+
+
+def run_state(config: TrainLmConfig, step: int, optimizer_count: int, schedule_count: int) -> dict[str, ForeignValue]:
+    """Return the state of train.json, without data, after ``step`` updates."""
+    schedule = config.trainer.batch_schedule()
+    return {
+        "step": step, "optimizer_count": optimizer_count, "schedule_count": schedule_count,
+        "next_sample": schedule.first_sample(step), "batch_schedule": schedule.to_json(), "seed": config.trainer.seed,
+        "seq_len": config.model.seq_len, "shuffle": config.data.shuffle, "data_digest": "",
+        "tokenizer": config.data.given_tokenizer,
+    }  # fmt: skip
+
+
+def check_fit(directory: str, *, unused: Iterable[str], missing: Iterable[str], misshapen: Iterable[str]) -> None:
+    """Check that the arrays of a checkpoint are those of its configuration.
+
+    Raises:
+        ConversionError: Some are left over, missing or of another shape.
+    """
+    problems = [
+        f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
+        for what, names in (
+            ("unused", sorted(unused)),
+            ("missing", sorted(missing)),
+            ("misshapen", sorted(misshapen)),
+        )
+        if names
+    ]
+    if problems:
+        raise ConversionError(f"{directory}: the arrays do not fit the configuration; {'; '.join(problems)}")
+
+
+def check_all_made(directory: str, arrays: Iterable[ImportedArray], state: Iterable[str]) -> None:
+    """Check that every array of the state has a source.
+
+    Raises:
+        ConversionError: One has none.
+    """
+    others = sorted(set(state) - {array.name for array in arrays})
+    if others:
+        raise ConversionError(f"{directory}: these arrays of the state have no source: {', '.join(others)}")
 
 
 def constant(array: LogicalArray, value: object) -> ImportedArray:

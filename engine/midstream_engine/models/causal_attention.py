@@ -107,7 +107,7 @@ def attend(
     Args:
         config: The model.
         backend: Result of :func:`choose_backend`.
-        q: [batch, position, heads, head_size], already divided by the square root of ``head_size``.
+        q: [batch, position, heads, head_size], after ``scaled`` where the model scales the scores.
         k: [batch, position, heads or kv_heads, head_size].
         v: [batch, position, heads or kv_heads, head_size].
         view: The positions that each position attends to.

@@ -52,7 +52,7 @@ class Attention(eqx.Module):
         k = saveable(rotation(hax.auto_sharded(self.k_proj(x))), "qkv")
         v = saveable(hax.auto_sharded(self.v_proj(x)), "qkv")
         backend = choose_backend(self.config, x.dtype, documents=view.segments is not None)
-        out = attend(self.config, backend, scaled(q), k, v, view)
+        out = attend(self.config, backend, scaled(q) if self.config.scale_attention else q, k, v, view)
         return self.o_proj(out).rearrange(x.axes)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import optax
+from jax.tree_util import FlattenedIndexKey
 
 from midstream_engine.array_types import OptimizerState, PathKey, PyTree
 from midstream_engine.config.optimizer import OptimizerConfig
@@ -58,4 +59,6 @@ def decay_mask(config: OptimizerConfig) -> Callable[[PyTree], PyTree]:
 
 
 def _name(path: tuple[PathKey, ...]) -> str:
-    return ".".join(str(getattr(key, "name", getattr(key, "key", key))) for key in path)
+    """Return an array's name, without the index at which haliax has its numbers."""
+    keys = [key for key in path if not isinstance(key, FlattenedIndexKey)]
+    return ".".join(str(getattr(key, "name", getattr(key, "key", key))) for key in keys)

@@ -11,21 +11,32 @@ import functools
 import json
 import os
 import re
-from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Tuple, cast
+from typing import Any, BinaryIO, Dict, List, Literal, Optional, Sequence, Set, Tuple, cast
 
-from midstream_core import levanter_checkpoints
+from midstream_core import dcp_metadata, levanter_checkpoints
 from midstream_core.format_error import FormatError
 from midstream_core.json_types import int_of, optional_list, optional_object
 from midstream_core.latest_file import named_folder
+from midstream_core.restricted_pickle import Record
 from midstream_core.safetensors_header import load_header
 from midstream_core.torch_archive import TensorInArchive, saved_value
 from midstream_host.declarations import reads
 from midstream_host.shapes import FileName, Text
 from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
 
-NEOX, LEVANTER, HUGGING_FACE = "neox", "levanter", "huggingface"
+NEOX, LEVANTER, HUGGING_FACE, TORCH_DCP = "neox", "levanter", "huggingface", "torch-dcp"
 CONFIG_LIMIT = 1 << 20  # bytes of a configuration
+STATE_LIMIT = 64 << 20  # bytes of the state of transformers' Trainer, which has all that was logged
+TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")  # of Trainer, as the converter looks
+ARGUMENTS, EXPORTED_ARGUMENTS = "training_args.bin", "../training_arguments.json"
+# Arguments of Trainer that determine batch and types.
+_BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "_n_gpu")
+_TYPES = ("bf16", "fp16")
 LEVANTER_CONFIGS = ("config.yaml", "train_lm.yaml", "../config.yaml", "../../config.yaml")  # as the converter looks
+TITAN_CONFIGS = ("config.json", "../config.json", "../../config.json")  # as the converter looks, but for YAML
+DCP = ".metadata"
+_DCP_NUMBERS = ("train_state.step", "dataloader.world_size")
+_NUMBERED = re.compile(r"\D*(\d{1,12})")
 _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt")
@@ -39,7 +50,7 @@ _TIED = "tied_modules.embed.word_embeddings.weight"
 class CheckpointSurvey:
     """A checkpoint of another trainer. Sizes in bytes."""
 
-    kind: Literal["neox", "levanter", "huggingface"]
+    kind: Literal["neox", "levanter", "huggingface", "torch-dcp"]
     directory: FileName  # of the checkpoint, which may be the newest of those in the surveyed one
     step: int
     size: int  # of its files
@@ -82,9 +93,13 @@ def survey_of(files: CheckpointFiles, path: str, config: str = "") -> Checkpoint
     is_run = any(files.is_file(os.path.join(path, name, "metadata.json")) for name in steps)
     if "metadata.json" in names or (is_run and "config.json" not in names):
         return _levanter(files, path, config)
+    numbered = {int(match.group(1)): match.group(0) for match in map(_NUMBERED.fullmatch, names) if match}
+    of_torch = [step for step in numbered if files.is_file(os.path.join(path, numbered[step], DCP))]
+    if DCP in names or of_torch:  # first: torchtitan's configuration has the name of Hugging Face's
+        return _torch_dcp(files, path if DCP in names else os.path.join(path, numbered[max(of_torch)]), config)
     if "config.json" in names:
         return _hugging_face(files, path)
-    raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter or Hugging Face".format(path))
+    raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter, torch (DCP) or Hugging Face".format(path))
 
 
 @reads()
@@ -98,11 +113,11 @@ def _size(path: str) -> int:
     return sum(DiskFiles().sizes(path).values()) if os.path.isdir(path) else os.stat(path).st_size
 
 
-def _text(files: CheckpointFiles, path: str) -> str:
+def _text(files: CheckpointFiles, path: str, limit: int = CONFIG_LIMIT) -> str:
     with files.open(path) as file:
-        data = file.read(CONFIG_LIMIT + 1)
-    if len(data) > CONFIG_LIMIT:
-        raise ValueError("{} is larger than {} bytes".format(path, CONFIG_LIMIT))
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError("{} is larger than {} bytes".format(path, limit))
     return data.decode(errors="replace")
 
 
@@ -125,13 +140,18 @@ def training_state(file: BinaryIO, name: str) -> TrainerState:
         ValueError: It is no such file.
         OSError: It cannot be read.
     """
-    try:
-        value = saved_value(file)
-    except FormatError as error:
-        raise ValueError("{}: not a file of torch: it {}".format(name, error)) from None
+    value = saved_value_of(file, name)
     if not isinstance(value, dict):
         raise ValueError("{}: has no training state".format(name))
     return cast("TrainerState", value)
+
+
+def saved_value_of(file: BinaryIO, name: str) -> Any:
+    """Return what a file of torch has; see `training_state`."""
+    try:
+        return saved_value(file)
+    except FormatError as error:
+        raise ValueError("{}: not a file of torch: it {}".format(name, error)) from None
 
 
 # ------------------------------------------------------------------------------------------ GPT-NeoX
@@ -253,28 +273,113 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     )
 
 
+# ------------------------------------------------------------------------------------------ torch (DCP)
+
+
+def _torch_dcp(files: CheckpointFiles, path: str, config: str) -> CheckpointSurvey:
+    if not isinstance(files, DiskFiles):
+        raise ValueError("{}: a checkpoint of torch (DCP) is imported from a disk: copy it to one".format(path))
+    try:
+        state = dcp_metadata.read_state(os.path.join(path, DCP))
+        counts = {
+            name: dcp_metadata.number(os.path.join(path, state.values[name].file), state.values[name])
+            for name in _DCP_NUMBERS
+            if name in state.values
+        }
+    except FormatError as error:
+        raise ValueError("{}/{}: {}".format(path, DCP, error)) from None
+    step, ranks = (counts.get(name) for name in _DCP_NUMBERS)
+    if step is None or step != int(step):
+        raise ValueError("{}: has no {}: torchtitan's names are read".format(path, _DCP_NUMBERS[0]))
+    candidates = [config] if config else [os.path.join(path, name) for name in TITAN_CONFIGS]
+    config_path = next((candidate for candidate in candidates if files.is_file(candidate)), None)
+    if config_path is None:
+        raise ValueError(
+            "{}: the run's configuration is missing: --config names what torchtitan wrote with "
+            "--debug.save_config_file".format(config or path)
+        )
+    shapes = {name: list(tensor.shape) for name, tensor in state.tensors.items() if not name.startswith("optimizer.")}
+    numbers = {"optimizer": int(any(name.endswith(".exp_avg_sq") for name in state.tensors))}
+    if ranks is not None:
+        numbers["data_parallel"] = int(ranks)
+    size = sum(files.sizes(path).values())
+    configs = {os.path.normpath(config_path): _text(files, config_path)}
+    return CheckpointSurvey(TORCH_DCP, path, int(step), size, configs, shapes, numbers)
+
+
 # ------------------------------------------------------------------------------------------ Hugging Face
 
 
 def _hugging_face(files: CheckpointFiles, path: str) -> CheckpointSurvey:
     config = _text(files, os.path.join(path, "config.json"))
     shapes: Dict[str, List[int]] = {}
+    types: Set[str] = set()
     for name in sorted(files.names(path)):
         if name.endswith(".safetensors"):
-            shapes.update(_safetensors(files, os.path.join(path, name)))
+            for tensor, (shape, kind) in _safetensors(files, os.path.join(path, name)).items():
+                shapes[tensor] = shape
+                types.add(kind)
     if not shapes:
         raise ValueError("{}: has no *.safetensors file".format(path))
     size = sum(files.sizes(path).values())
-    return CheckpointSurvey(HUGGING_FACE, path, 0, size, {"config.json": config}, shapes, {"optimizer": 0})
+    configs, step, numbers = {"config.json": config}, 0, {"optimizer": 0}
+    names = files.names(path)
+    if any(name in names for name in TRAINER_FILES):
+        step, numbers, half = _of_trainer(files, path, names)
+        configs[ARGUMENTS] = json.dumps({"half": half, "weights": sorted(types)})
+    return CheckpointSurvey(HUGGING_FACE, path, step, size, configs, shapes, numbers)
 
 
-def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, List[int]]:
+def _of_trainer(files: CheckpointFiles, path: str, names: Sequence[str]) -> Tuple[int, Dict[str, int], bool]:
+    """Step and numbers of Trainer's checkpoint, and whether it computed in halves."""
+    lacking = [name for name in TRAINER_FILES if name not in names]
+    if lacking:
+        raise ValueError("{}: lacks {} of a checkpoint of Trainer".format(path, " and ".join(lacking)))
+    state = _object(files, os.path.join(path, "trainer_state.json"), STATE_LIMIT)
+    counts = [state.get(name) for name in ("global_step", "max_steps")]
+    if not all(map(_is_count, counts)):
+        raise ValueError("{}/trainer_state.json: has no global_step and max_steps".format(path))
+    if ARGUMENTS in names:
+        with files.open(os.path.join(path, ARGUMENTS)) as file:
+            arguments = _record_state(saved_value_of(file, os.path.join(path, ARGUMENTS)))
+    else:
+        arguments = _object(files, os.path.join(path, EXPORTED_ARGUMENTS), CONFIG_LIMIT)
+    processes = _record_state(arguments.get("distributed_state")).get("num_processes")
+    batch = processes if _is_count(processes) and processes else 1
+    for name in _BATCH:
+        factor = arguments.get(name)
+        batch *= factor if _is_count(factor) and factor else 1
+    numbers = {"optimizer": 1, "steps": int_of(counts[1]), "batch": batch}
+    return int_of(counts[0]), numbers, any(arguments.get(name) is True for name in _TYPES)
+
+
+def _object(files: CheckpointFiles, path: str, limit: int) -> TrainerState:
+    try:
+        value = json.loads(_text(files, path, limit))
+    except ValueError as error:
+        raise ValueError("{}: not JSON, perhaps cut off ({})".format(path, error)) from None
+    if not isinstance(value, dict):
+        raise ValueError("{}: not a JSON object".format(path))
+    return cast("TrainerState", value)
+
+
+def _record_state(value: object) -> TrainerState:
+    """Fields of a pickled object; nothing where it is none."""
+    state = value.state if isinstance(value, Record) else value
+    return cast("TrainerState", state) if isinstance(state, dict) else {}
+
+
+def _safetensors(files: CheckpointFiles, path: str) -> Dict[str, Tuple[List[int], str]]:
+    """Shape and type of each tensor of a file."""
     with files.open(path) as file:
         try:
             entries, _ = load_header(file)
         except ValueError as error:
             raise ValueError("{}: {}".format(path, error)) from None
     return {
-        name: [int_of(size) for size in optional_list(optional_object(entry)["shape"])]
+        name: (
+            [int_of(size) for size in optional_list(optional_object(entry)["shape"])],
+            str(optional_object(entry).get("dtype")),
+        )
         for name, entry in entries.items()
     }

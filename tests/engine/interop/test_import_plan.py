@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from midstream_engine.config import from_mapping
 from midstream_engine.interop.foreign_run import ForeignRun as OpenedRun
 from midstream_engine.interop.foreign_run import state_arrays
 from midstream_engine.interop.huggingface.importer import described
+from midstream_engine.interop.huggingface_trainer.importer import open_trainer
 from midstream_engine.interop.levanter.importer import open_levanter
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
+from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
 from midstream_host.trainers import checkpoint_survey
 from support.paths import FIXTURES
 
@@ -100,6 +103,43 @@ def test_plan_of_hugging_face_model_has_the_arrays_of_its_state(name: str) -> No
     assert plan.config["trainer"]["train_batch_size"] == 4
     half = with_parameters(plan, "bfloat16")
     assert {each.dtype for each in half.arrays if each.name.startswith("model/")} == {"bfloat16"}
+
+
+def test_plan_of_trainer_has_its_optimizer_and_step(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(FIXTURES / "hf_trainer" / "checkpoint-3", tmp_path / "checkpoint-3"))
+    plan = planned(source, {"data.train_urls": "x"})
+    opened = open_trainer(str(source), [])
+    assert checkpoint_survey.survey(path=str(source)).step == opened.step == 3
+    assert shapes_of(plan) == large(opened.arrays)
+    assert_same_numbers(plan, opened)
+    assert "order of the data is not imported" in plan.warnings[0]
+    state = source / "trainer_state.json"
+    text = state.read_text()
+    state.write_text(text.replace("global_step", "steps"))
+    with pytest.raises(ValueError, match="has no global_step and max_steps"):
+        planned(source)
+    state.write_text(text[:-9])
+    with pytest.raises(ValueError, match=r"trainer_state\.json: not JSON, perhaps cut off"):
+        planned(source)
+    state.unlink()
+    with pytest.raises(ValueError, match=r"lacks trainer_state\.json of a checkpoint of Trainer"):
+        planned(source)
+
+
+def test_plan_of_torchtitan_has_its_optimizer_and_step(tmp_path: Path) -> None:
+    with tarfile.open(FIXTURES / "torchtitan" / "step-4.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    with pytest.raises(ValueError, match=r"--debug\.save_config_file"):
+        planned(tmp_path)
+    shutil.copy(FIXTURES / "torchtitan" / "config.json", tmp_path)
+    plan, opened = planned(tmp_path), open_torch_dcp(str(tmp_path))
+    assert checkpoint_survey.survey(path=str(tmp_path)).step == opened.step == 4
+    assert shapes_of(plan) == large(opened.arrays)
+    assert_same_numbers(plan, opened)
+    metadata = tmp_path / "step-4" / ".metadata"
+    metadata.write_bytes(metadata.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"step-4/\.metadata: "):
+        planned(tmp_path)
 
 
 def test_plan_finds_the_token_caches_of_a_mixture() -> None:

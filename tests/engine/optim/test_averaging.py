@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import equinox as eqx
+import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +124,13 @@ class Small(eqx.Module):
 def test_decay_mask_selects_arrays(values: dict[str, Any], marks: tuple[bool, bool]) -> None:
     mask = decay_mask(AdamConfig(**values))(Small(jnp.zeros(1), jnp.zeros(1)))
     assert (mask.weight, mask.bias) == marks
+
+
+def test_expression_for_a_complete_name_selects_a_named_array() -> None:
+    arrays = [hax.zeros(hax.Axis("embed", 1)) for _ in range(2)]
+    model = Small(*arrays)  # pyright: ignore[reportArgumentType]
+    mask = decay_mask(AdamConfig(weight_decay_modules="(?:weight)$", default_weight_decay_mask=False))(model)
+    assert jax.tree.leaves(mask) == [True, False]
 
 
 @pytest.mark.parametrize(

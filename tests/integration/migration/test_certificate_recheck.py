@@ -36,7 +36,16 @@ def test_recheck_finds_every_change_of_evidence(lab: Lab, runs: Callable[..., Ru
     again = midstream("--verify", migration, "--json")
     assert again.code == 0, again.stderr
     assert states(again) == dict.fromkeys(
-        ("state", "data", "reference losses", "continuity", "source's checkpoint", "target's checkpoint", "lineage"),
+        (
+            "state",
+            "data",
+            "reference losses",
+            "continuity",
+            "environment",
+            "source's checkpoint",
+            "target's checkpoint",
+            "lineage",
+        ),
         "pass",
     )
 

@@ -72,6 +72,7 @@ def test_migrated_run_equals_uninterrupted_run(lab: Lab, runs: Callable[..., Run
     claims = {claim["name"]: claim for claim in moved.result["certificate"]["claims"]}
     assert {name: claim["verdict"] for name, claim in claims.items()} == {
         "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "verified",
+        "environment": "verified",
     }  # fmt: skip
     assert len(claims["continuity"]["evidence"]["steps"]) >= 4
     assert moved.result["downtime"]["total"] > 0
@@ -251,6 +252,7 @@ def test_migration_and_return_keep_batch_and_curve(precision: str, lab: Lab, run
         assert (planned["per_device_parallelism"], planned["accumulation"]) == shape
         assert {claim["name"]: claim["verdict"] for claim in moved.result["certificate"]["claims"]} == {
             "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
+            "environment": "verified",
         }  # fmt: skip
     assert not second.running
     lineage = records.Lineage.read(first.paths.lineage).entries

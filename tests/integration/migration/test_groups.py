@@ -184,6 +184,7 @@ def test_group_migrates_to_one_host_and_back(lab: Lab, fleet: Path, runs: Callab
     assert back.code == 0, (back.stdout, back.stderr)
     assert {claim["name"]: claim["verdict"] for claim in back.result["certificate"]["claims"]} == {
         "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
+        "environment": "verified",
     }  # fmt: skip
     step, name = back.result["certificate"]["step"], back.result["certificate"]["checkpoint"]
     assert a.handed_over == b.handed_over == c.handed_over

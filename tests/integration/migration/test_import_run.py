@@ -52,6 +52,7 @@ def import_and_migrate(lab: Lab, runs: Callable[..., Run]) -> Callable[..., Run]
             "data": "verified",
             "reference losses": "verified",
             "continuity": "not checked",
+            "environment": "not checked",
         }
         assert records.Fence.read(runs(here.root, run_id).paths.fence).epoch == 2
         target = runs(there.root, run_id)

@@ -14,7 +14,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.migrate.journal import migration_directory as directories
 from midstream.migrate.journal.journal import Journal
 from midstream.migrate.journal.migration_state import INTERRUPTED, ROLLED_BACK
-from midstream.migrate.planning import preflight
+from midstream.migrate.planning import occupied_target
 from midstream_core import records
 from midstream_host.runs import slurm
 from support.migrations.sample_plan import PLAN, changed
@@ -58,7 +58,7 @@ def test_standby_of_an_ended_migration_is_ended_by_hand(
         journal.close()
     hosts = HostPool(fleet)
     try:
-        check = preflight._in_the_way(hosts.get("b"), fleet, "r", 2)
+        check = occupied_target.in_the_way(hosts.get("b"), fleet, "r", 2)
     finally:
         hosts.close()
     assert status.pid == os.getpid()

@@ -56,6 +56,7 @@ def launched(fleet: Path, target: str, *runs: Run) -> list[int]:
     return [records.Status.read(run.paths.attempt(1).status(process)).pid for process, run in enumerate(runs)]
 
 
+REPLAYS = "the replica is at step"  # in a note
 # On a host with it, the replica keeps other parameters than it has: as memory does that is not sound.
 STRANGE_SHARD = """
 import importlib.abc, importlib.machinery, sys
@@ -100,16 +101,15 @@ def result_of(moving: Popen[str]) -> tuple[dict[str, Any], list[str]]:
     return events[-1], notes
 
 
-def wait_replay(leader: Run, migrations: int = 1) -> None:
-    """Wait until the newest of so many migrations follows the replica's steps."""
+def wait_note(leader: Run, words: str, migrations: int = 1) -> None:
+    """Wait until the newest of so many migrations has a note with these words."""
 
-    def follows(_run: Run) -> bool:
+    def noted(_run: Run) -> bool:
         return len(migration_ids()) == migrations and any(
-            event.event == "note" and event.message.startswith("the replica is at step")
-            for event in read_events(newest_migration().journal_file)
+            event.event == "note" and words in event.message for event in read_events(newest_migration().journal_file)
         )
 
-    leader.wait(follows, "the replay", 400)
+    leader.wait(noted, words, 400)
 
 
 @pytest.mark.drawn
@@ -158,7 +158,7 @@ def test_killed_process_of_the_replica_is_named(process: int, lab: Lab, fleet: P
     a, b, c, d = (runs(lab.directory / name / "root", "r") for name in "abcd")
     with Throttled(launched(fleet, "old", a, b), 0.3, 0.6):
         moving = started_live(fleet, "new")
-        wait_replay(c)
+        wait_note(c, REPLAYS)
         os.kill(records.Status.read((c, d)[process].paths.attempt(2).status(process)).pid, signal.SIGKILL)
         result, notes = result_of(moving)
     (why,) = [note for note in notes if "continuing as a warm migration" in note]
@@ -177,7 +177,7 @@ def test_source_group_that_loses_a_process_is_still_migrated(lab: Lab, fleet: Pa
     pids = launched(fleet, "old", a, b)
     with Throttled(pids, 0.3, 0.6):
         moving = started_live(fleet, "new")
-        wait_replay(c)
+        wait_note(c, REPLAYS)
         os.kill(pids[1], signal.SIGKILL)
         result, notes = result_of(moving)
     (why,) = [note for note in notes if "continuing as a warm migration" in note]
@@ -185,6 +185,41 @@ def test_source_group_that_loses_a_process_is_still_migrated(lab: Lab, fleet: Pa
     assert result["certificate"]["valid"]
     assert a.handed_over == b.handed_over == c.handed_over
     assert_one_lineage(c)
+
+
+@pytest.mark.drawn
+def test_source_group_may_end_at_the_takeover(lab: Lab, fleet: Path, runs: Callable[..., Run]) -> None:
+    """A process is killed before the step that was agreed on: the replica has computed all that the source saved."""
+    a, b, c, d = (runs(lab.directory / name / "root", "r") for name in "abcd")
+    pids = launched(fleet, "old", a, b)
+    with Throttled(pids, 0.3, 0.6):
+        moving = started_live(fleet, "new")
+        wait_note(c, "the replica takes over at step")
+        os.kill(pids[1], signal.SIGKILL)
+        result, _ = result_of(moving)
+    assert result["certificate"]["valid"]
+    assert c.attempt == 2, "the replica was promoted"
+    assert a.handed_over == b.handed_over == c.handed_over == d.handed_over
+    assert_one_lineage(c)
+
+
+@pytest.mark.drawn
+def test_killed_process_of_the_promoted_group_costs_nothing(lab: Lab, fleet: Path, runs: Callable[..., Run]) -> None:
+    """The run goes on from the sealed state: on the target with another attempt, or on the source."""
+    a, b, c, d = (runs(lab.directory / name / "root", "r") for name in "abcd")
+    with Throttled(launched(fleet, "old", a, b), 0.3, 0.6):
+        moving = started_live(fleet, "new")
+        c.wait(lambda run: bool(run.attempt >= 2 and run.rows(2)), "the promoted run", 500)
+        os.kill(records.Status.read(d.paths.attempt(2).status(1)).pid, signal.SIGKILL)
+        out, errors = moving.communicate(timeout=500)
+    result = json.loads(out.splitlines()[-1])
+    owner = a if a.fence.owner == "old" else c
+    assert (moving.returncode == 0) == (owner is c), (result, errors)
+    assert owner is a or result["certificate"]["valid"]
+    assert a.handed_over == b.handed_over == c.handed_over == d.handed_over
+    assert owner.attempt == 3
+    owner.wait(lambda run: run.running and bool(run.rows(3)), "it trains on", 240)
+    assert_one_lineage(owner)
 
 
 @pytest.mark.drawn
@@ -224,7 +259,7 @@ def test_group_migrates_live_to_one_host_and_back(lab: Lab, fleet: Path, runs: C
 
     with Throttled([records.Status.read(c.paths.attempt(2).status()).pid], 0.2, 0.9):
         moving = started_live(fleet, "old")
-        wait_replay(a, 2)
+        wait_note(a, REPLAYS, 2)
         lags = records.Status.read(b.paths.attempt(3).status(1)).pid
         os.kill(lags, signal.SIGSTOP)
         time.sleep(6.0)

@@ -52,6 +52,7 @@ def test_warm_migration_to_eight_devices_over_ssh(lab: Lab, runs: Callable[..., 
     assert moved.code == 0, (moved.stdout, moved.stderr)
     assert verdicts(moved.result) == {
         "state": "verified", "data": "verified", "reference losses": "verified", "continuity": "not checked",
+        "environment": "verified",
     }  # fmt: skip
     sealed = moved.result["certificate"]["step"]
     notes = [event["message"] for event in moved.of("note")]

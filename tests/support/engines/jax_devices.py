@@ -22,4 +22,6 @@ with pytest.MonkeyPatch.context() as environment:
 with warnings.catch_warnings():
     # haliax 1.4 imports the old name of jax.shard_map.
     warnings.filterwarnings("ignore", "jax.experimental.shard_map is deprecated", DeprecationWarning)
+    # marin-haliax uses the mesh of a ``with`` statement.
+    warnings.filterwarnings("ignore", "jax.interpreters.pxla.thread_resources is deprecated", DeprecationWarning)
     import haliax  # noqa: F401

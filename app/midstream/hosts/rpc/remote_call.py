@@ -15,8 +15,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
+from importlib import import_module
+from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from midstream.errors import ConnectionLostError, HostError, RemoteError
@@ -133,13 +133,13 @@ def _imports(text: str) -> list[str]:
     return imports
 
 
-def _source(name: str) -> Traversable:
+def _source(name: str) -> Path:
     """Return the file of a module, or of the records' ``__init__``.
 
     The module's file need not exist.
     """
     top, *folders = f"{name}.__init__".split(".") if name == RECORDS else name.split(".")
-    return resources.files(top).joinpath(*folders[:-1], f"{folders[-1]}.py")
+    return Path(str(import_module(top).__file__)).parent.joinpath(*folders[:-1], f"{folders[-1]}.py")
 
 
 def module_names(module: str) -> frozenset[str]:

@@ -16,6 +16,7 @@ from midstream.fleet.fleet import SshHostConfig
 from midstream.fleet.ssh_address import parse_address
 from midstream.hosts.concurrency_limit import CONNECT_LIMIT
 from midstream.hosts.host import ANSWER_LIMIT, CALL_TIMEOUT, Completed, P, Process, R
+from midstream.hosts.inspection import INSPECT, INSPECT_TIMEOUT
 from midstream.hosts.prompter import PROMPTS, TerminalPrompter
 from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.answer_limits import run_to_end
@@ -27,26 +28,6 @@ from midstream.hosts.ssh.process import PRINT_PREAMBLE_END, SshProcess, connecti
 from midstream.hosts.ssh.resolved_options import SshSettings, resolve
 
 CLOSE_TIMEOUT = 0.5  # seconds
-INSPECT_TIMEOUT = 30.0  # seconds
-
-# Prints the home directory and the first Python that can run `midstream_host`: the fleet file's, the PATH's, then one
-# that midstream has installed. A host without one can still be watched.
-INSPECT = """\
-cd; pwd
-case $2 in
-'~') root=$HOME ;;
-'~/'*) root=$HOME/${2#'~/'} ;;
-*) root=$2 ;;
-esac
-for each in "$1" python3 python3.13 python3.12 python3.11 python3.10 python3.9 "$root"/pythons/*/bin/python3; do
-    case $each in
-    '') continue ;;
-    '~/'*) each=$HOME/${each#'~/'} ;;
-    esac
-    if "$each" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then command -v "$each"; exit 0; fi
-done
-echo
-"""
 
 
 class SshHost:

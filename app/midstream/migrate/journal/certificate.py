@@ -28,7 +28,7 @@ class Claim:
     agreed to what it shows.
     """
 
-    name: str  # "state", "data", "reference losses", "continuity"; of other trainers see `trainer_certificate`
+    name: str  # "state", "data", "reference losses" ...: see `copy_certificate`, `trainer_certificate`
     verdict: str  # VERIFIED, CLAIM_FAILED or NOT_CHECKED
     statement: str
     evidence: Mapping[str, Any] = field(default_factory=dict[str, Any])

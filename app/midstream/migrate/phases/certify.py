@@ -86,7 +86,14 @@ class Certify:
         rows = _rows_since(run, sealed.step, attempt)
         complete = run.state == records.FINISHED and run.step == sealed.step
         if plan.trainer is None:
-            proof = copy_certificate.certify(plan, sealed, restore, rows, source_rows, complete=complete)
+            lost = not source_rows  # a preempted source is not reached
+            versions = (
+                restore_evidence.versions(None if lost else migration.source, plan.run_id, sealed.attempt),
+                restore_evidence.versions(target, plan.run_id, attempt),
+            )
+            proof = copy_certificate.certify(
+                plan, sealed, restore, rows, source_rows, complete=complete, versions=versions
+            )
         else:
             read = trainer_certificate.read_evidence(
                 migration.source, target, plan, sealed, attempt, migration.journal.facts
@@ -116,10 +123,11 @@ class Certify:
             why = f"the target's attempt on {target.name} left no evidence of its start"
             return self._issue(migration, Certificate.without_evidence(plan, sealed, why))
         run = wait_for(migration, "the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
-        step = sealed.step
-        source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, step - 1, step - 1)
+        # A source that ended by itself has done more steps than it has saved, and so has the replica.
+        source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, sealed.step - 1)
+        after = source_rows[-1]["global_step"] + 1 if source_rows else sealed.step
         target_rows = restore_evidence.losses(
-            target, plan.run_id, required(facts.standby_attempt, "standby_attempt"), step, step
+            target, plan.run_id, required(facts.standby_attempt, "standby_attempt"), after, after
         )
         ended, began = _times(source_rows), _times(target_rows)
         if ended and began:

@@ -20,9 +20,16 @@ from midstream.migrate.planning import model_arrays
 from midstream_core.json_types import JsonObject, JsonValue, RecordFields, RunConfig
 from midstream_core.precision import levanter_products, precision_of
 from midstream_core.records import ArrayEntry
-from midstream_host.trainers.checkpoint_survey import HUGGING_FACE, LEVANTER, NEOX, CheckpointSurvey
+from midstream_host.trainers.checkpoint_survey import (
+    ARGUMENTS,
+    HUGGING_FACE,
+    LEVANTER,
+    NEOX,
+    TORCH_DCP,
+    CheckpointSurvey,
+)
 
-NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face"}
+NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face", TORCH_DCP: "torchtitan"}
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.
 _LEVANTER_MODELS: Mapping[str, JsonObject] = {
     "gpt2": {"seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},
@@ -37,6 +44,7 @@ MAX_NODES = 100_000  # values of a YAML file
 MAX_YAML = 1 << 18  # characters; a value takes up to a kilobyte of memory while it is parsed
 MAX_NUMBER = 2**31 - 1  # of steps, and of examples in a batch
 _PADDING = 128  # rows of an imported model's embedding are a multiple of it
+_HALF = {"BF16": "bfloat16", "F16": "float16"}  # types of safetensors
 _EMBEDDING = "model/embeddings/token_embeddings/weight"  # of Levanter
 
 
@@ -112,6 +120,8 @@ def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -
     try:
         if survey.kind == NEOX:
             return _neox(survey)
+        if survey.kind == TORCH_DCP:
+            return _torch_dcp(survey)
         return _levanter(survey) if survey.kind == LEVANTER else _hugging_face(survey, flags)
     except MidstreamError as error:
         raise MidstreamError(f"{where}: {error.message}", error.hint, Exit.REFUSED) from None
@@ -234,6 +244,39 @@ def _cache_directories(data: JsonObject) -> list[str]:
     return [str(directory) for directory in directories if directory]
 
 
+# ------------------------------------------------------------------------------------------ torch (DCP)
+
+
+def _torch_dcp(survey: CheckpointSurvey) -> ForeignRun:
+    ((path, text),) = survey.configs.items()
+    mapping = _mapping(path, text)
+    training, rates = section(mapping, "training"), section(mapping, "lr_scheduler")
+    described = section(section(mapping, "model_spec"), "model")
+    first = described["layers"][0]
+    attention = section(first, "attention")
+    heads = int(attention["n_heads"])
+    model: RecordFields = {
+        "type": "llama", "seq_len": int(training["seq_len"]), "hidden_dim": int(described["dim"]),
+        "num_layers": len(described["layers"]), "num_heads": heads,
+        "num_kv_heads": int(attention.get("n_kv_heads") or heads), "head_dim": attention.get("head_dim"),
+        "intermediate_dim": int(section(section(first, "feed_forward"), "w1")["out_features"]),
+        "tie_word_embeddings": bool(described.get("enable_weight_tying")),
+    }  # fmt: skip
+    batch, own = (int(training.get(name, -1)) for name in ("global_batch_size", "local_batch_size"))
+    if batch <= 0:
+        batch = own * survey.numbers["data_parallel"]
+    trainer: RecordFields = {
+        "num_train_steps": int(rates.get("total_steps") or training["steps"]), "train_batch_size": batch,
+        "mp": f"p={training.get('dtype', 'float32')},c={training.get('mixed_precision_param', 'bfloat16')}",
+    }  # fmt: skip
+    if not survey.numbers["optimizer"]:
+        raise ValueError("the checkpoint has no state of AdamW: torchtitan's last save has the model alone")
+    rows = next(shape[0] for name, shape in survey.shapes.items() if name.endswith("tok_embeddings.weight"))
+    config = _config(model, "adam", trainer)
+    warnings = ("the loader's position is not imported: name the data with -- --data.train_urls FILES",)
+    return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
+
+
 # ------------------------------------------------------------------------------------------ Hugging Face
 
 
@@ -264,6 +307,12 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     else:
         raise ValueError(f"model_type {kind!r} is none of gpt2, llama, gpt_neox")
     trainer = dict(_ENGINE_TRAINER)
+    trained = bool(survey.numbers["optimizer"])
+    if trained:
+        trainer |= {"num_train_steps": survey.numbers["steps"], "train_batch_size": survey.numbers["batch"]}
+        types = _mapping(ARGUMENTS, survey.configs[ARGUMENTS])
+        stored = _HALF.get(str(types["weights"][0]), "float32") if len(types["weights"]) == 1 else "float32"
+        trainer["mp"] = f"p={stored},c={'bfloat16' if types['half'] else stored}"
     for name, text in flags.items():
         section_name, _, key = name.partition(".")
         if section_name == "trainer" and "." not in key:
@@ -271,10 +320,10 @@ def _hugging_face(survey: CheckpointSurvey, flags: Mapping[str, str]) -> Foreign
     config = _config(model, flags.get("optimizer.type", "adam"), trainer)
     if not any(name.startswith("data.") for name in flags):
         raise ValueError("a model has no data: name it with -- --data.train_urls FILES")
-    warnings = (
-        "a model has no optimizer: moments, counts and schedule start at zero",
-        "how many tokens its text has is not known before it is tokenized",
-    )
+    start = "a model has no optimizer: moments, counts and schedule start at zero"
+    if trained:
+        start = "Trainer's order of the data is not imported: the data here goes on at sample step x batch"
+    warnings = (start, "how many tokens its text has is not known before it is tokenized")
     rows = -(-int(mapping["vocab_size"]) // _PADDING) * _PADDING
     return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
 

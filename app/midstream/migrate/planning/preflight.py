@@ -5,9 +5,8 @@ Each passes, warns or fails with a hint.
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from midstream.check.check_result import FAIL, PASS, WARN, Check
@@ -16,7 +15,7 @@ from midstream.check.mesh_checks import check_together
 from midstream.check.slurm_checks import check_allocation
 from midstream.check.target_checks import SURVEY_TIMEOUT, clock_skew
 from midstream.counts import count
-from midstream.errors import HostError, MidstreamError, RemoteError
+from midstream.errors import HostError, MidstreamError
 from midstream.fleet.fleet import Fleet
 from midstream.format import size
 from midstream.hosts.host import FleetHost, Host
@@ -32,15 +31,17 @@ from midstream.migrate.checkpoint_store import (
     store_conflict,
 )
 from midstream.migrate.journal.json_values import section
-from midstream.migrate.journal.migration_directory import list_migrations, open_migrations
+from midstream.migrate.journal.migration_directory import open_migrations
 from midstream.migrate.journal.migration_state import RUNNING
 from midstream.migrate.journal.plan import NO_ROUTE, Plan
 from midstream.migrate.planning import batch_shape, trainer_checks
+from midstream.migrate.planning.environment_check import check_environment
+from midstream.migrate.planning.occupied_target import check_occupied, other_migration
+from midstream.migrate.proof import restore_evidence
 from midstream.stores.host_identity import identity_problem
-from midstream_core import records
 from midstream_host.machine import checks
 from midstream_host.machine.checks import Survey
-from midstream_host.runs import ownership, run_state, slurm, slurm_commands, standby_state
+from midstream_host.runs import ownership, run_state, standby_state
 
 MIGRATION_LOCK = "migration lock"  # name of the check that no other migration has the run
 OTHER_MIGRATION = "other migration"  # name of the check that this machine executes no other migration of the run
@@ -66,7 +67,8 @@ def run_checks(hosts: HostPool, plan: Plan) -> Iterator[Check]:
     described = source.call(run_state.describe)(root=source.root, run_id=plan.run_id)
     described = replace(described, checkpoints=here.checkpoints(described))
     yield from _source(source, described, plan)
-    yield from _targets(fleet, targets, there, plan)
+    attempt = described.attempt
+    yield from _targets(fleet, targets, there, plan, restore_evidence.versions(source, plan.run_id, attempt))
     yield _route(here, there, source, target, plan)
     own = targets[:1] if fleet.target(plan.target).shared_root else targets
     yield from _fit(fleet, source, here, own, plan)
@@ -88,13 +90,22 @@ def import_checks(hosts: HostPool, plan: Plan) -> Iterator[Check]:
     yield _route(here, there, hosts.get(plan.source), targets[0], plan)
 
 
-def _targets(fleet: Fleet, targets: Sequence[FleetHost], there: CheckpointStore, plan: Plan) -> Iterator[Check]:
-    """Check the target's hosts, and what they have in common."""
+def _targets(
+    fleet: Fleet,
+    targets: Sequence[FleetHost],
+    there: CheckpointStore,
+    plan: Plan,
+    versions: Mapping[str, str] | None = None,
+) -> Iterator[Check]:
+    """Check the target's hosts, and what they have in common.
+
+    ``versions``: of the packages that the source trains with; None: it does not train yet.
+    """
     surveys: dict[str, Survey] = {}
     for host in targets:
         visible = fleet.hosts[host.name].visible
         surveys[host.name] = host.call(checks.survey, timeout=SURVEY_TIMEOUT)(root=host.root, visible=visible)
-        for check in _target(host, plan, fleet, surveys[host.name]):
+        for check in _target(host, plan, fleet, surveys[host.name], versions):
             yield check if host is targets[0] else replace(check, detail=f"{host.name}: {check.detail}")
     if len(targets) > 1:
         skews = {host.name: clock_skew(host) for host in targets}
@@ -180,7 +191,7 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
             MIGRATION_LOCK,
             FAIL,
             f"migration {lock.migration} is migrating the run to {lock.owner}",
-            _other_migration(lock.migration),
+            other_migration(lock.migration),
         )
     if fence.epoch != plan.source_epoch:
         yield Check(
@@ -217,13 +228,17 @@ def _source(source: Host, described: run_state.RunDescription, plan: Plan) -> It
         )
 
 
-def _target(target: FleetHost, plan: Plan, fleet: Fleet, survey: Survey) -> Iterator[Check]:
+def _target(
+    target: FleetHost, plan: Plan, fleet: Fleet, survey: Survey, versions: Mapping[str, str] | None
+) -> Iterator[Check]:
     config = fleet.config_of(fleet.target(plan.target), target.name)
     if plan.trainer is None:
         yield check_packages(target.name, config, survey)
         yield check_python(target, config, survey)
         if config.container is None:
             yield check_libc(target.name, survey.facts.libc)
+        if versions is not None:
+            yield check_environment(target, config, survey, versions)
     copies = (
         2 if plan.has_standby and plan.checkpoint == "now" else 1
     )  # the second is an earlier checkpoint, for the rehearsal
@@ -260,87 +275,7 @@ def _target(target: FleetHost, plan: Plan, fleet: Fleet, survey: Survey) -> Iter
             PASS if enough else WARN,
             f"{memory / 1e9:.1f} GB available, the state is {plan.estimate.checkpoint_bytes / 1e9:.2f} GB",
         )
-    yield from _occupied(target, fleet, plan, alone=not on_host)
-
-
-def _occupied(target: FleetHost, fleet: Fleet, plan: Plan, *, alone: bool) -> Iterator[Check]:
-    """Check what runs on the target.
-
-    ``alone``: SLURM gives the run accelerators that no other run uses.
-    """
-    others: list[str] = []
-    for run_id in target.call(run_state.list_runs)(root=target.root):
-        if alone and run_id != plan.run_id:
-            continue
-        try:
-            attempt = target.call(run_state.running_attempt)(root=target.root, run_id=run_id)
-        except RemoteError as error:
-            if run_id == plan.run_id:
-                raise
-            yield Check("target is free", WARN, f"state of {run_id} cannot be read: {error.message}")
-            continue
-        if not attempt:
-            continue
-        if run_id == plan.run_id and plan.source == plan.target_host:
-            continue  # the source's own attempt: both have one run directory
-        if run_id == plan.run_id:
-            yield _in_the_way(target, fleet, run_id, attempt)
-            return
-        others.append(run_id)
-    if others:
-        yield Check(
-            "target is free", WARN, f"{', '.join(others)} also trains there", "stop it, or expect both to be slow"
-        )
-    else:
-        yield Check("target is free", PASS, "SLURM allocates it" if alone else "nothing trains there")
-
-
-def _other_migration(migration: str) -> str:
-    """Return a hint on another migration, which may be healthy: to end it comes last."""
-    return f"on the machine that started it midstream --continue {migration} follows it, --rollback {migration} ends it"
-
-
-def _leftover_standby(
-    target: FleetHost, fleet: Fleet, run_id: str, attempt: int, status: records.Status | None, migration: str
-) -> str:
-    """Return how to end a standby that an ended migration's rollback did not reach.
-
-    The migration was started on this machine. Empty for another one, whose commands end the standby.
-    """
-    if not any(view.migration == migration and not view.open for view in list_migrations(fleet)):
-        return ""
-    hint = "that migration has ended, and the standby exits within an hour"
-    job = target.call(slurm.job_of_attempt)(root=target.root, run_id=run_id, attempt=attempt)
-    if job is not None:  # its process is on a compute node, where the id is valid
-        number, cluster = slurm_commands.named(job.job)
-        ends = shlex.join(["scancel", *cluster, number]) if job.state != slurm.UNKNOWN else ""
-    else:
-        ends = f"kill {status.pid}" if status is not None and target.config.container is None else ""
-    return f"{hint}, or now by: {target.shell_line(ends)}" if ends else hint
-
-
-def _in_the_way(target: FleetHost, fleet: Fleet, run_id: str, attempt: int) -> Check:
-    """Describe an attempt of the run itself that runs on the target."""
-    status = target.call(run_state.status)(root=target.root, run_id=run_id, attempt=attempt).status
-    command = target.call(standby_state.command)(root=target.root, run_id=run_id, attempt=attempt)
-    if (
-        (status is None or status.epoch == 0)
-        and command is not None
-        and command.action in (records.STANDBY, records.REPLAY)
-    ):
-        return Check(
-            "run is free",
-            FAIL,
-            f"attempt {attempt} of {run_id} is a standby on {target.name} for migration {command.migration}",
-            _leftover_standby(target, fleet, run_id, attempt, status, command.migration)
-            or _other_migration(command.migration),
-        )
-    return Check(
-        "run is free",
-        FAIL,
-        f"attempt {attempt} of {run_id} already runs on {target.name}",
-        f"two lineages would run: stop the wrong one with --stop, or migrate from {target.name}",
-    )
+    yield from check_occupied(target, fleet, plan, alone=not on_host)
 
 
 def check_data(source: Host, targets: Sequence[Host], plan: Plan) -> Iterator[Check]:

@@ -1,19 +1,20 @@
 """Certificate of a migration that copied the state, by evidence from the hosts.
 
-The certificate has four claims. *State*: the root digest of the restored state is that of the sealed state. *Data*: the
+The certificate has five claims. *State*: the root digest of the restored state is that of the sealed state. *Data*: the
 next batch is the batch that the source would have used. *Reference losses*: fixed sequences have the same losses on
 both accelerators, in float32 at the highest matmul precision; this does not need a running source. *Continuity*: losses
-past the seal agree with the source's own, where it has any.
+past the seal agree with the source's own, where it has any. *Environment*: both sides compute with the same versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from midstream.counts import agree, count
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate, Claim
 from midstream.migrate.journal.facts import Sealed
 from midstream.migrate.journal.plan import MATMUL_PRECISION, PRECISION, Plan
+from midstream.migrate.proof.environment_claim import engine_environment_claim
 from midstream_core import records
 from midstream_core.json_types import LoggedRow
 from midstream_core.precision import precision_of, rounds_products
@@ -32,6 +33,7 @@ def certify(
     source_rows: Sequence[LoggedRow],
     *,
     complete: bool = False,
+    versions: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
 ) -> Certificate:
     """Issue the certificate of a migration.
 
@@ -42,6 +44,7 @@ def certify(
         target_rows: Metric rows of the target that have a loss.
         source_rows: Metric rows of the source that have a loss.
         complete: The run was at its last step, so no batch is left.
+        versions: Of packages, of the source's attempt and of the target's; empty where unknown.
     """
     step = sealed.step
     claims = (
@@ -49,6 +52,7 @@ def certify(
         _data(step, restore, target_rows, complete),
         reference_losses(restore),
         _continuity(step, target_rows, source_rows, precision(plan)),
+        engine_environment_claim(*versions),
     )
     return Certificate.issue(plan, sealed, claims)
 

@@ -1,6 +1,6 @@
 """Certificate of a live migration, whose state the target recomputed, not copied.
 
-The claims are the four of `copy_certificate`, from other evidence. *State*: the replay began with the run's own state,
+The claims are the five of `copy_certificate`, from other evidence. *State*: the replay began with the run's own state,
 by its root digest. *Data*: each batch of the replay is the source's. *Reference losses*: recomputed where the replay
 began. *Continuity*: the losses of all steps that both did agree within the tolerance; the parameter drift at the
 takeover is reported with it. Each process of a group compares its own shards: one that is far from the sealed shards
@@ -10,7 +10,7 @@ while those of the others are near is not the run's, and is named.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from midstream.counts import count
 from midstream.hosts.host import Host
@@ -19,6 +19,7 @@ from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint, requir
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.proof import restore_evidence
 from midstream.migrate.proof.copy_certificate import CONTINUITY_TOLERANCE, precision, reference_losses
+from midstream.migrate.proof.environment_claim import engine_environment_claim
 from midstream_core import records
 from midstream_core.json_types import JsonObject, LoggedRow
 from midstream_host.runs import run_state, standby_state
@@ -62,7 +63,8 @@ def gather(
         return None
     theirs: list[MetricsRow] = []
     if source is not None:
-        theirs = restore_evidence.losses(source, plan.run_id, sealed.attempt, rehearsal.step, sealed.step - 1)
+        # Also past the seal: a source that ended by itself may be sealed at the checkpoint that the replay began with.
+        theirs = restore_evidence.losses(source, plan.run_id, sealed.attempt, rehearsal.step)
     ours = target.call(standby_state.rows, timeout=300.0)(
         target.root, plan.run_id, attempt, name="replay.jsonl", offset=0, first=rehearsal.step
     )
@@ -74,6 +76,10 @@ def gather(
         theirs,
         ours.rows,
         drift,
+        (
+            restore_evidence.versions(source, plan.run_id, sealed.attempt),
+            restore_evidence.versions(target, plan.run_id, attempt),
+        ),
     )
 
 
@@ -85,6 +91,7 @@ def certify(
     source_rows: Sequence[LoggedRow],
     replica_rows: Sequence[LoggedRow],
     drift: records.ParameterDrift | None,
+    versions: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
 ) -> Certificate:
     """Issue the certificate of a live migration.
 
@@ -96,6 +103,7 @@ def certify(
         source_rows: Metric rows of the source from there on.
         replica_rows: Metric rows of the replica from there on.
         drift: Parameter drift at the takeover; None: not measured.
+        versions: Of packages, of the source's attempt and of the target's; empty where unknown.
     """
     if drift is not None and drift.root_digest != sealed.root_digest:
         drift = None  # of another checkpoint of that name
@@ -104,6 +112,7 @@ def certify(
         _data(restore, source_rows, replica_rows),
         reference_losses(restore),
         _continuity(plan, source_rows, replica_rows, drift),
+        engine_environment_claim(*versions),
     )
     return Certificate.issue(plan, sealed, claims)
 

@@ -80,10 +80,14 @@ def _claims(
     if not isinstance(source, str):
         source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, proof.step, last)
     target_rows = restore_evidence.losses(target, plan.run_id, attempt, proof.step, last)
+    source_host = None if isinstance(source, str) else source
     if plan.trainer is None:
-        issued = copy_certificate.certify(plan, sealed, restore, target_rows, source_rows)
+        versions = (
+            restore_evidence.versions(source_host, plan.run_id, sealed.attempt),
+            restore_evidence.versions(target, plan.run_id, attempt),
+        )
+        issued = copy_certificate.certify(plan, sealed, restore, target_rows, source_rows, versions=versions)
     else:
-        source_host = None if isinstance(source, str) else source
         evidence = trainer_certificate.read_evidence(source_host, target, plan, sealed, attempt, view.facts)
         issued = trainer_certificate.certify(plan, sealed, restore, evidence)
     again = {claim.name: claim for claim in issued.claims}

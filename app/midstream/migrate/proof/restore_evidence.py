@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from midstream.errors import HostError
 from midstream.hosts.host import Host
 from midstream.migrate.journal.facts import Sealed
 from midstream_core import records
@@ -51,3 +54,14 @@ def losses(
     return host.call(remote_losses.rows, timeout=300.0)(
         root=host.root, run_id=run_id, attempt=attempt, first=max(0, first), last=last
     )
+
+
+def versions(host: Host | None, run_id: str, attempt: int) -> Mapping[str, str]:
+    """Return the versions that an attempt has reported; empty where unknown."""
+    if host is None:
+        return {}
+    try:
+        status = host.call(run_state.status)(root=host.root, run_id=run_id, attempt=attempt).status
+    except HostError:
+        return {}
+    return status.versions if status is not None else {}

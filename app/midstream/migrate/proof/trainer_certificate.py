@@ -88,7 +88,7 @@ def read_evidence(
     if source is not None:
         try:
             source_rows = restore_evidence.losses(source, plan.run_id, sealed.attempt, first)
-            source_versions = _versions(source, plan.run_id, sealed.attempt)
+            source_versions = restore_evidence.versions(source, plan.run_id, sealed.attempt)
         except HostError:
             source_rows = ()
     rehearsed: Rows = ()
@@ -101,7 +101,7 @@ def read_evidence(
         rehearsed,
         begun,
         source_versions,
-        _versions(target, plan.run_id, attempt),
+        restore_evidence.versions(target, plan.run_id, attempt),
         target.call(recorded_epoch.recorded_epoch)(root=target.root, run_id=plan.run_id, checkpoint=sealed.checkpoint),
     )
 
@@ -111,11 +111,6 @@ def rehearsal_rows(target: Host, run_id: str, attempt: int, first: int) -> Rows:
     return target.call(standby_state.rows)(
         root=target.root, run_id=run_id, attempt=attempt, name=REPLAY, offset=0, first=first
     ).rows
-
-
-def _versions(host: Host, run_id: str, attempt: int) -> Mapping[str, str]:
-    status = host.call(run_state.status)(root=host.root, run_id=run_id, attempt=attempt).status
-    return status.versions if status is not None else {}
 
 
 def certify(

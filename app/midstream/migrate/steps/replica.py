@@ -26,6 +26,7 @@ from midstream_core.json_types import JsonObject, LoggedRow
 from midstream_host.runs import run_state, standby_state
 
 COMMAND_LEAD = 2.0  # seconds between a takeover command and its step: time for it to arrive
+CALLS_BEFORE_STOP = 8  # calls of hosts from then until the source has its command, of which a slow link makes seconds
 RATE_SAMPLE = 32  # newest steps from which step times are measured
 MIN_RATE_SAMPLE = 8  # steps of the replica before its step time is used
 CATCH_UP_LIMIT = 6 * 3600.0  # seconds of predicted catching up that are accepted
@@ -89,12 +90,13 @@ class Agreement:
 
 @dataclass(frozen=True)
 class ReplicaProgress:
-    """Steps of source and replica, and their seconds a step."""
+    """Steps of source and replica, their seconds a step, and the seconds of a call."""
 
     source_step: int
     replica_step: int
     source_pace: float
     replica_pace: float
+    call: float = 0.0
 
     @property
     def gap(self) -> int:
@@ -115,7 +117,8 @@ class ReplicaProgress:
         if self.gap > 0 or not self.measured:
             return None
         quickest = max(min(self.source_pace, self.replica_pace), 1e-3)
-        return max(self.source_step, self.replica_step) + 2 + math.ceil(COMMAND_LEAD / quickest)
+        lead = COMMAND_LEAD + CALLS_BEFORE_STOP * self.call
+        return max(self.source_step, self.replica_step) + 2 + math.ceil(lead / quickest)
 
     def takeover_step_before(self, num_train_steps: int) -> int | None:
         """Return `takeover_step`, for a run of ``num_train_steps`` (0: not known).
@@ -198,7 +201,9 @@ def _follow(migration: Migration) -> int:
         migration.check_requests()
         if migration.directory.mode_file.exists():
             raise ReplicaUnfitError("the user ended the wait")
-        before, seen = replica.start, (source.more(first), replica.more(first))
+        before, looked = replica.start, time.monotonic()
+        seen = (source.more(first), replica.more(first))
+        call = (time.monotonic() - looked) / 2
         if before not in (0, replica.start):  # another process of the attempt replays from the beginning
             agreement = Agreement(agreement.tolerance)
             seen = (source.again(first), seen[1])
@@ -208,6 +213,7 @@ def _follow(migration: Migration) -> int:
             replica.step or first,
             pace(source.rows),
             pace(replica.rows) if len(replica.rows) >= MIN_RATE_SAMPLE else rehearsed,
+            call,
         )
         seconds = progress.seconds
         if len(source.rows) >= MIN_RATE_SAMPLE and seconds > CATCH_UP_LIMIT:

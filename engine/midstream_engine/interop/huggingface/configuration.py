@@ -106,6 +106,8 @@ def to_huggingface(config: LmConfig, vocab_size: int, dtype: str) -> dict[str, J
                 raise ConversionError(
                     "model.epsilon_outside_root is true, and Hugging Face's Llama norms have epsilon inside the root"
                 )
+            if not config.scale_attention:
+                raise ConversionError("model.scale_attention is false, and Hugging Face's Llama scales the scores")
             return common | _shape(config) | _rope(config.rope, {}) | {
                 "architectures": ["LlamaForCausalLM"], "model_type": "llama",
                 "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_size,

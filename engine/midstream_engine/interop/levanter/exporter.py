@@ -21,13 +21,13 @@ from midstream_engine.checkpoint.saving.snapshot import HostArray
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import Gpt2Config, LlamaConfig
+from midstream_engine.interop.array_writer import write_array
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import EXP_AVG, EXP_AVG_SQ, MASTER, ExportedRun
 from midstream_engine.interop.exported_settings import adam_of, check_rates
 from midstream_engine.interop.exporters import Exported, ExportOptions
 from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 from midstream_engine.interop.huggingface.names import unpadded
-from midstream_engine.interop.levanter.array_writer import write_array
 from midstream_engine.interop.levanter.arrays import METADATA
 from midstream_engine.interop.levanter.configuration import translate
 from midstream_engine.interop.levanter.layout import ArrayRule, rule_of

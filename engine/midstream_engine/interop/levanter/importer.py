@@ -18,7 +18,14 @@ from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LmConfig
 from midstream_engine.data.levanter_cache import import_levanter
 from midstream_engine.interop.errors import ConversionError
-from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
+from midstream_engine.interop.foreign_run import (
+    ForeignRun,
+    check_all_made,
+    check_fit,
+    constant,
+    run_state,
+    state_arrays,
+)
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 from midstream_engine.interop.levanter.arrays import ZARR2, StoredArray, find, open_arrays, read_metadata
 from midstream_engine.interop.levanter.configuration import config_beside, read_config, translate
@@ -105,18 +112,7 @@ def open_levanter(
     skip_step = skip_step_arrays(directory, stored, logical, counts)
     if skip_step or never_skips(levanter.get("optimizer") or {}):
         used |= skip_step_names(stored)
-    unused = sorted(stored.keys() - used)
-    problems = [
-        f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
-        for what, names in (
-            ("unused", unused),
-            ("missing", sorted(matched.missing)),
-            ("misshapen", sorted(matched.misshapen)),
-        )
-        if names
-    ]
-    if problems:
-        raise ConversionError(f"{directory}: the arrays do not fit the configuration; {'; '.join(problems)}")
+    check_fit(directory, unused=stored.keys() - used, missing=matched.missing, misshapen=matched.misshapen)
     key = stored["training_key"].read().astype(np.uint32)
     arrays += [
         *skip_step,
@@ -125,18 +121,9 @@ def open_levanter(
         constant(logical["optimizer/schedule/count"], steps),
         constant(logical["key"], key),
     ]
-    others = sorted(logical.keys() - {array.name for array in arrays})
-    if others:
-        raise ConversionError(f"{directory}: these arrays of the state have no source: {', '.join(others)}")
+    check_all_made(directory, arrays, logical)
     notes.append("the training key is imported, but dropout uses it differently here")
-    trainer = config.trainer
-    state = {
-        "step": steps, "optimizer_count": counts.taken, "schedule_count": steps,
-        "next_sample": trainer.batch_schedule().first_sample(steps),
-        "batch_schedule": trainer.batch_schedule().to_json(),
-        "seed": trainer.seed, "seq_len": config.model.seq_len, "shuffle": config.data.shuffle, "data_digest": "",
-        "tokenizer": config.data.given_tokenizer,
-    }  # fmt: skip
+    state = run_state(config, steps, counts.taken, steps)
     provenance = {
         "time": time.time(), "converted_from": "levanter", "source": directory, "format": kind, "vocab_size": rows,
     }  # fmt: skip

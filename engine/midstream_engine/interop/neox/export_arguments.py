@@ -118,6 +118,8 @@ def _model_arguments(run: ExportedRun, ranks: int) -> dict[str, object]:
         raise ConversionError(f"model.activation_function: {model.activation_function} here, with "
                               f"use_layer_norm_weight {model.use_layer_norm_weight}: GPT-NeoX has silu and weights of "
                               "norms")  # fmt: skip
+    if not model.scale_attention:
+        raise ConversionError("model.scale_attention: False here, and GPT-NeoX scales the scores")
     return common | {
         "norm": "rmsnorm", "rms-norm-epsilon": model.layer_norm_epsilon, "activation": "swiglu", "rotary-pct": 1.0,
         "num-kv-heads": model.num_kv_heads, "use-bias-in-attn-linear": model.has_attention_bias,

@@ -154,7 +154,7 @@ def _model(run: ExportedRun) -> LlamaConfig:
         raise ConversionError(f"model.type: {type(model).__name__} here, and {_TITAN} gets a Llama")
     for name, value in (
         ("has_attention_bias", False), ("has_mlp_bias", False), ("use_layer_norm_weight", True),
-        ("epsilon_outside_root", False), ("activation_function", "silu"),
+        ("epsilon_outside_root", False), ("scale_attention", True), ("activation_function", "silu"),
     ):  # fmt: skip
         if getattr(model, name) != value:
             raise ConversionError(f"model.{name}: {getattr(model, name)!r} here, and {_TITAN}'s Llama has {value!r}")

@@ -14,9 +14,17 @@ from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.load import from_mapping
 from midstream_engine.config.model import LlamaConfig
+from midstream_engine.interop.decayed_arrays import decay_settings
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exact_numbers import common_dtype
-from midstream_engine.interop.foreign_run import ForeignRun, constant, state_arrays
+from midstream_engine.interop.foreign_run import (
+    ForeignRun,
+    check_all_made,
+    check_fit,
+    constant,
+    run_state,
+    state_arrays,
+)
 from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 from midstream_engine.interop.huggingface.names import TensorRule
 from midstream_engine.interop.imported_array import ImportedArray, Piece
@@ -33,7 +41,6 @@ from midstream_engine.interop.torch_dcp.names import (
 )
 from midstream_engine.interop.torch_dcp.optimizer import (
     StoredAdam,
-    decay_settings,
     optimizer_name,
     parameters_of,
     read_adam,
@@ -92,16 +99,8 @@ def open_torch_dcp(path: str, config_path: str | None = None) -> ForeignRun:
         constant(logical["optimizer/schedule/count"], adam.count),
         constant(logical["key"], None),
     ]
-    others = sorted(logical.keys() - {array.name for array in arrays})
-    if others:
-        raise ConversionError(f"{checkpoint.directory}: these arrays of the state have no source: {', '.join(others)}")
-    trainer = config.trainer
-    state = {
-        "step": adam.count, "optimizer_count": adam.count, "schedule_count": adam.count,
-        "next_sample": trainer.batch_schedule().first_sample(adam.count),
-        "batch_schedule": trainer.batch_schedule().to_json(), "seed": trainer.seed, "seq_len": config.model.seq_len,
-        "shuffle": config.data.shuffle, "data_digest": "", "tokenizer": config.data.given_tokenizer,
-    }  # fmt: skip
+    check_all_made(checkpoint.directory, arrays, logical)
+    state = run_state(config, adam.count, adam.count, adam.count)
     provenance = {
         "time": time.time(), "converted_from": "torch-dcp", "source": checkpoint.directory, "vocab_size": rows,
     }  # fmt: skip
@@ -215,15 +214,7 @@ class _Matched:
 
     def check(self, unused: list[str]) -> None:
         """Raise ConversionError where tensors are left over, missing or misshapen."""
-        problems = [
-            f"{what}: {', '.join(names[:10])}{' ...' if names[10:] else ''}"
-            for what, names in (("unused", unused), ("missing", self._missing), ("misshapen", self._misshapen))
-            if names
-        ]
-        if problems:
-            raise ConversionError(
-                f"{self.checkpoint.directory}: the state does not fit the configuration; {'; '.join(problems)}"
-            )
+        check_fit(self.checkpoint.directory, unused=unused, missing=self._missing, misshapen=self._misshapen)
 
     def _check(self, name: str, shape: tuple[int, ...] | None) -> None:
         self.used.add(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -93,14 +92,6 @@ def read_adam(checkpoint: DcpCheckpoint, parameters: list[str], notes: list[str]
         settings["learning_rate"] = float(first["initial_lr"])
     rate = None if first["lr"] is None else float(first["lr"])
     return StoredAdam(count, rate, settings, {name: size > 0 for name, size in decays.items()})
-
-
-def decay_settings(decays: Mapping[str, bool]) -> dict[str, object]:
-    """Return our settings of weight decay. ``decays``: by the names of our arrays."""
-    if all(decays.values()) or not any(decays.values()):
-        return {"weight_decay_modules": None, "default_weight_decay_mask": False}
-    names = sorted(re.escape(name.replace("/", ".")) for name, decayed in decays.items() if decayed)
-    return {"weight_decay_modules": f"(?:{'|'.join(names)})$", "default_weight_decay_mask": False}
 
 
 def used_names(checkpoint: DcpCheckpoint, parameters: list[str]) -> set[str]:

@@ -24,7 +24,8 @@ from support.checkpoints.spread_hosts import Hosts
 NAME = "step-7-a001"
 WIDE = np.arange(512 * 2048, dtype=np.float32).reshape(512, 2048) % 97 + 1
 SMALL = np.linspace(1, 2, 6, dtype=np.float32)
-STATE = {"model": {"small": SMALL, "wide": WIDE}}
+SCALE = np.float32(3.0)
+STATE = {"model": {"scale": SCALE, "small": SMALL, "wide": WIDE}}
 ROWS: tuple[Box, Box] = (((0, 200), (0, 2048)), ((200, 512), (0, 2048)))  # a chunk of the checkpoint is of both
 HALVES: tuple[Box, Box] = (((0, 3),), ((3, 6),))
 
@@ -33,6 +34,7 @@ def kept(process: int, changed: float = 0.0) -> list[HostArray]:
     """Return the shards of a process, with ``changed`` added to each number of ``wide``."""
     ((first, last), _), ((start, stop),) = ROWS[process], HALVES[process]
     return [
+        HostArray("model/scale", (), (), "float32", [((), np.asarray(SCALE))]),  # both have it
         HostArray("model/small", ("embed",), (6,), "float32", [(HALVES[process], SMALL[start:stop])]),
         HostArray("model/wide", ("a", "b"), WIDE.shape, "float32", [(ROWS[process], WIDE[first:last] + changed)]),
     ]
@@ -73,8 +75,8 @@ def test_each_process_measures_its_own_shards(hosts: Hosts) -> None:
     own, everything = WIDE[200:].astype(np.float64), WIDE.astype(np.float64)
     assert second.worst_array == drift.worst_array == "model/wide"
     assert second.worst == drift.worst == pytest.approx(0.5 * math.sqrt(own.size) / np.linalg.norm(own), rel=1e-6)
-    assert first.parameters + second.parameters == drift.parameters == WIDE.size + SMALL.size
-    norm = math.hypot(float(np.linalg.norm(everything)), float(np.linalg.norm(SMALL)))
+    assert first.parameters + second.parameters == drift.parameters == WIDE.size + SMALL.size + 2
+    norm = math.hypot(float(np.linalg.norm(everything)), float(np.linalg.norm(SMALL)), SCALE, SCALE)
     assert drift.distance == pytest.approx(0.5 * math.sqrt(own.size) / norm, rel=1e-6)
     assert math.hypot(first.norm, second.norm) == pytest.approx(norm, rel=1e-6)
     assert drift.root_digest == records.Manifest.read(f"{hosts.paths('a').checkpoint(NAME)}/manifest.json").root_digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
 from midstream.migrate.journal import downtime_report
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
-from midstream.migrate.journal.facts import Sealed, StartingPoint
+from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint
 from midstream.migrate.proof import live_certificate
 from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.migrate.steps.migration import Migration
@@ -53,6 +54,7 @@ def test_replica_catches_up_only_if_faster() -> None:
 def test_takeover_step_needs_both_paces() -> None:
     assert ReplicaProgress(70, 70, 0.5, 0.01).takeover_step == 272, "two seconds ahead of the faster one"
     assert ReplicaProgress(41, 70, 0.5, 0.5).takeover_step == 76, "the replica may be in front"
+    assert ReplicaProgress(41, 70, 0.5, 0.5, call=0.25).takeover_step == 80, "eight calls are made before it"
     assert ReplicaProgress(71, 70, 0.5, 0.01).takeover_step is None, "the replica is behind"
     assert ReplicaProgress(41, 70, 0.0, 0.01).takeover_step is None, "one row of the source has no pace"
 
@@ -122,7 +124,9 @@ def verdicts(proof: Certificate) -> dict[str, str]:
 
 def test_live_certificate_states_drift_and_no_copy() -> None:
     proof = certified()
-    assert verdicts(proof) == dict.fromkeys(("state", "data", "reference losses", "continuity"), VERIFIED)
+    expected = dict.fromkeys(("state", "data", "reference losses", "continuity", "environment"), VERIFIED)
+    assert verdicts(certified(versions=({"jax": "0.10.2"}, {"jax": "0.10.2"}))) == expected
+    assert verdicts(proof) == {**expected, "environment": NOT_CHECKED}
     assert proof.valid
     assert (proof.step, proof.root_digest) == (14, "d2")
     statements = {claim.name: claim.statement for claim in proof.claims}
@@ -194,6 +198,23 @@ def test_missing_rows_contradict_nothing_and_prove_nothing() -> None:
     proof = certified(replica_rows=[])
     assert verdicts(proof)["data"] == NOT_CHECKED
     assert not proof.valid
+
+
+def test_steps_past_the_seal_are_compared(tmp_path: Path) -> None:
+    """A source that is killed is sealed at what it has saved, which may be where the replay began."""
+    source, target = RunDirectory(tmp_path / "a", PLAN.run_id), RunDirectory(tmp_path / "b", PLAN.run_id)
+    source.text(1, "".join(f"{json.dumps(row)}\n" for row in rows(8, 17)))
+    files = target.attempt(2)
+    target.status(2, records.TRAINING, 20)
+    RESTORE.write(files.restore)
+    Path(files.replay).write_text("".join(f"{json.dumps(row)}\n" for row in rows(10, 19, 1e-6)))
+    hosts = [LocalHost(name, LocalHostConfig(root=str(tmp_path / name))) for name in "ab"]
+    sealed = dataclasses.replace(SEALED, step=10, checkpoint=REHEARSAL.name, root_digest=REHEARSAL.root_digest)
+    facts = Facts(rehearsal=REHEARSAL, standby_attempt=2, takeover_step=19)
+    proof = live_certificate.gather(hosts[0], hosts[1], PLAN, sealed, facts, drift_timeout=0.0)
+    assert proof is not None
+    assert proof.valid, proof.claims
+    assert "all 7 batches from step 10 to 16 are the source's" in proof.claims[1].statement
 
 
 def test_continuity_without_common_steps_is_not_checked() -> None:

@@ -32,8 +32,26 @@ def test_exact_restore_is_verified_without_continuity() -> None:
         "data": VERIFIED,
         "reference losses": VERIFIED,
         "continuity": NOT_CHECKED,
+        "environment": NOT_CHECKED,
     }
     assert proof.valid
+
+
+def test_other_versions_of_packages_are_named() -> None:
+    """Losses of a run that moves between versions of jax differ in their last bits after some steps."""
+    before = {"python": "3.11.7", "midstream": "0.1.0", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.6"}
+    same = {**before, "python": "3.12.1", "midstream": "0.2.0", "libtpu": "0.0.42"}
+    newer = {**same, "jax": "0.12.0.1"}
+    found = {}
+    for name, after in (("same", same), ("newer", newer), ("unknown", {})):
+        proof = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, [], versions=(before, after))
+        assert proof.valid
+        found[name] = next(claim for claim in proof.claims if claim.name == "environment")
+    assert {name: claim.verdict for name, claim in found.items()} == {
+        "same": VERIFIED, "newer": CLAIM_FAILED, "unknown": NOT_CHECKED,
+    }  # fmt: skip
+    assert found["same"].statement == "the same versions: jax 0.10.2, jaxlib 0.10.2, numpy 2.4.6"
+    assert found["newer"].statement.startswith("versions differ: jax 0.10.2 -> 0.12.0.1; losses may differ")
 
 
 @pytest.mark.parametrize(

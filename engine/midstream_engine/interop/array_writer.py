@@ -1,4 +1,4 @@
-"""Writer of arrays as Levanter stores them: zarr 3 in OCDBT, or zarr 2."""
+"""Writer of arrays as Levanter and Orbax store them: zarr 3 in OCDBT, or zarr 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from midstream_engine.interop.errors import ConversionError
 
 
 def write_array(
-    directory: str, name: str, dtype: str, shape: tuple[int, ...], planes: Iterator[np.ndarray], *, zarr2: bool
+    directory: str,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    planes: Iterator[np.ndarray],
+    *,
+    zarr2: bool = False,
+    axis: int = 0,
 ) -> None:
     """Write one array.
 
@@ -22,8 +29,9 @@ def write_array(
         name: Path of the array in it.
         dtype: Its type, by numpy's name.
         shape: Its shape.
-        planes: Its parts along the first axis, or all of it; memory has one.
-        zarr2: The format of Levanter 1.2; else that of marin-levanter 0.2.
+        planes: Its parts along ``axis``, without that axis, or all of it; memory has one.
+        zarr2: The format of Levanter 1.2; else that of marin-levanter 0.2, and of Orbax.
+        axis: See ``planes``.
 
     Raises:
         ConversionError: It cannot be written.
@@ -33,7 +41,7 @@ def write_array(
     base = {"driver": "file", "path": os.path.abspath(directory) + "/"}
     first = next(planes)
     apart = first.ndim < len(shape)  # a plane is a chunk
-    chunk = [1, *shape[1:]] if apart else list(shape)
+    chunk = [1 if apart and place == axis else size for place, size in enumerate(shape)]
     spec: JsonObject
     if zarr2:
         spec = {
@@ -51,7 +59,9 @@ def write_array(
         store = ts.open(spec, create=True, dtype=kind, shape=list(shape)).result()
         place, plane = 0, first
         while True:
-            (store[place] if apart else store).write(np.asarray(plane, kind, order="C")).result()
+            (store[(slice(None),) * axis + (place,)] if apart else store).write(
+                np.asarray(plane, kind, order="C")
+            ).result()
             place += 1
             following = next(planes, None)
             if following is None:
