@@ -121,7 +121,7 @@ def _read_config(*_: object) -> subprocess.CompletedProcess[str]:
 def _run_command(argv: Sequence[str], *_: Any, **__: Any) -> environments.CommandResult:
     imports = any("importlib" in word for word in argv)
     return environments.CommandResult(
-        0, json.dumps({"version": [3, 11, 7], "missing": []}) if imports else "3 11 7\n", ""
+        0, json.dumps({"version": [3, 11, 7], "missing": [], "versions": {}}) if imports else "3 11 7\n", ""
     )
 
 
