@@ -1,7 +1,7 @@
 """One update of a language model: midstream's beside the same written by hand, in torch, and Levanter's, in one run.
 
     python benchmarks/engine.py [--shape gpt2-10m] [--rounds 7] [--steps 5] [--torch PYTHON] [--levanter PYTHON]
-    python benchmarks/engine.py --only startup | loop | steps
+    python benchmarks/engine.py --only startup | loop | steps [--base CHECKOUT]
     python benchmarks/engine.py --sweep FILE [--budget SECONDS] [--shape llama-1b] [--torch PYTHON]
 
 *steps*: every contestant is a process of its own (``benchmarks/steps/``) with the same initial parameters and batches;
@@ -15,7 +15,9 @@ Processor seconds, of all threads, say the same of a CPU whatever else it is bus
 bare step.
 
 *startup*: a fresh process that resumes a run with a warm compile cache, until its first update is done, beside one that
-does nothing but import the same packages and restore the same checkpoint.
+does nothing but import the same packages and restore the same checkpoint, and with ``--base`` one of another checkout
+of midstream, which has its own environment (``make setup``). Processor seconds are those of all threads from the
+start of the process until its first row is written.
 
 *sweep*: for an accelerator that is lent for a short time: attention, rematerialisation and batch, documents' ends and
 preallocation on and off, save and restore from device memory, torch. One process and one JSON line in FILE for each
@@ -165,8 +167,12 @@ def compare(shape: Shape, contestants: list[Contestant]) -> None:
 class Run:
     """A run of the engine itself, as processes, one attempt after the other."""
 
-    def __init__(self, shape: Shape, directory: Path) -> None:
+    def __init__(self, shape: Shape, directory: Path, checkout: Path = ROOT) -> None:
         from steps import midstream
+
+        self._python = sys.executable if checkout == ROOT else str(checkout / ".venv/bin/python")
+        self._engine, self.processor = str(checkout / "engine"), 0.0  # seconds of the last attempt
+        directory.mkdir(exist_ok=True)
 
         text = directory / "text.txt"
         words = shape.batches().next().ravel().tolist() * (1 + 400_000 // shape.tokens)
@@ -188,10 +194,12 @@ class Run:
         path = self.directory / "attempts" / f"{self.attempts:03d}" / "metrics.jsonl"
         with open(self.directory.parents[1] / "engine.log", "wb") as log:
             began = time.time()
-            command = [sys.executable, "-m", "midstream_engine.train", *self.flags]
+            command = [self._python, "-m", "midstream_engine.train", *self.flags]
             process = subprocess.Popen(command, env=self._environment(), stdout=log, stderr=subprocess.STDOUT)
             while process.poll() is None and not (path.exists() and path.read_bytes().count(b"\n") >= updates):
                 time.sleep(0.02)
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            self.processor = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             process.send_signal(signal.SIGTERM)
             if process.wait():
                 raise SystemExit(f"the engine ended with {process.returncode}:\n{Path(log.name).read_text()[-3000:]}")
@@ -204,7 +212,7 @@ class Run:
         return found["imported"] - began, found["restore"]
 
     def _environment(self) -> dict[str, str]:
-        paths = [str(ROOT / "engine"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [self._engine, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         return {**environment(), "PYTHONPATH": os.pathsep.join(paths)}
 
     def _done(self, command: list[str]) -> str:
@@ -225,7 +233,7 @@ def loop(run: Run, steps: int) -> None:
     say(loop=ratios, updates=len(rows), step_ms=round(1000 * duration, 2))
 
 
-def startup(run: Run, rounds: int) -> None:
+def startup(run: Run, rounds: int, base: Run | None = None) -> None:
     """Resume the run again and again, in turns with processes that only import and restore."""
     found: dict[str, list[float]] = {}
 
@@ -238,11 +246,22 @@ def startup(run: Run, rounds: int) -> None:
         began, rows = run.train(1)
         done = rows[0]["time"] - began
         if number:  # the first round warms up
-            note(imports=imports, restore=restore, done=done, begins=done - rows[0]["throughput/duration"])
+            begins = done - rows[0]["throughput/duration"]
+            note(imports=imports, restore=restore, done=done, begins=begins, processor=run.processor)
+        if base is not None:
+            began, rows = base.train(1)
+            if number:
+                note(base_done=rows[0]["time"] - began, base_processor=base.processor)
     seconds = {name: statistics.median(values) for name, values in found.items()}
     least = seconds["imports"] + seconds["restore"]
+    beside = {
+        f"{name} / base": round(statistics.median(found[key]) / statistics.median(found[f"base_{key}"]), 3)
+        for name, key in (("first update done", "done"), ("processor seconds to the first row", "processor"))
+        if base is not None
+    }
     say(
         startup={
+            **beside,
             "first update begins / (imports + restore)": round(seconds["begins"] / least, 3),
             "first update done / (imports + restore)": round(seconds["done"] / least, 3),
         },
@@ -262,6 +281,7 @@ def main() -> None:
     flags.add_argument("--updates", type=int, default=40, help="of the run")
     flags.add_argument("--torch", metavar="PYTHON", default=sys.executable)
     flags.add_argument("--levanter", metavar="PYTHON", default=sys.executable)
+    flags.add_argument("--base", type=Path, metavar="CHECKOUT", help="start its engine, too")
     flags.add_argument("--only", choices=("steps", "loop", "startup"))
     flags.add_argument("--sweep", type=Path, metavar="FILE")
     flags.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS", help="of the sweep")
@@ -292,7 +312,11 @@ def main() -> None:
                 run = Run(SHAPES[name], Path(directory))
                 loop(run, options.updates)
                 if options.only != "loop":
-                    startup(run, options.rounds)
+                    base = None
+                    if options.base is not None:
+                        base = Run(SHAPES[name], Path(directory) / "base", options.base.resolve())
+                        base.train(2)
+                    startup(run, options.rounds, base)
 
 
 if __name__ == "__main__":

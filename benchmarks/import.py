@@ -1,6 +1,7 @@
 """Speed of a NeoX import, beside plain reading of the same bytes, and DeepSpeed's ds_to_universal.
 
-    python benchmarks/import.py [--hidden 1024] [--layers 8] [--ranks 4] [--rounds 3] [--work DIR] [--deepspeed PYTHON]
+    python benchmarks/import.py [--hidden 1024] [--layers 8] [--ranks 4] [--rounds 3] [--work DIR] [--base CHECKOUT]
+        [--deepspeed PYTHON]
 
 Makes a checkpoint of a Pythia-shaped model (bfloat16, ZeRO 1, no pipeline) with numpy alone, and measures in turn, each
 in a process of its own:
@@ -10,11 +11,13 @@ in a process of its own:
   done with them. It is what the disk can do at best for who reads so much and writes as much, and so the bound of the
   import, where plain reading writes nothing;
 - the import, which reads, checks every CRC-32, turns, hashes twice, writes, and waits for the disk;
+- with ``--base`` the import of another checkout of midstream, which has its own environment (``make setup``);
 - with ``--deepspeed`` (a Python that has torch and deepspeed) ds_to_universal, with a process for each core. It writes
   all twice, and neither checks nor hashes nor waits for the disk.
 
 The source is dropped from the page cache before each of them, and what was written is removed after it. Times are
-medians of the rounds. Memory is the peak of what is the processes' own (anonymous pages, all of them together), less
+medians of the rounds, processor seconds are those of all threads.
+Memory is the peak of what is the processes' own (anonymous pages, all of them together), less
 what the process had before it began: pages of mapped files are the system's to take back.
 """
 
@@ -241,12 +244,12 @@ def import_once(source: str, target: str) -> dict[str, float]:
     open_neox(source)  # jax is imported, and what depends on the shapes alone is traced, outside of what is measured
     drop(source)
     with Peak() as peak:
-        began = time.monotonic()
+        began, processor = time.monotonic(), time.process_time()
         adopted = open_neox(source)
         import_run.import_run(adopted, target, import_run.ImportOptions(without_data=True))
-        seconds = time.monotonic() - began
+        seconds, processor = time.monotonic() - began, time.process_time() - processor
     largest = max(array.size for array in adopted.arrays)
-    return {"seconds": seconds, "memory": peak.highest, "largest": largest}
+    return {"seconds": seconds, "memory": peak.highest, "largest": largest, "processor": processor}
 
 
 def universal(source: str, target: str, python: str) -> dict[str, float]:
@@ -269,13 +272,20 @@ def universal(source: str, target: str, python: str) -> dict[str, float]:
 MEASURED = {"read": read_plainly, "copy": copy, "import": import_once, "universal": universal}
 
 
-def apart(name: str, source: Path, *arguments: str) -> dict[str, float]:
-    """One measurement in a process of its own, from the disk; what it wrote is removed."""
+def apart(name: str, source: Path, *arguments: str, base: Path | None = None) -> dict[str, float]:
+    """One measurement in a process of its own, from the disk; what it wrote is removed.
+
+    ``base``: of that checkout's midstream.
+    """
     target = source.parent / "target"
     drop(str(source))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     given = [str(source), *([] if name == "read" else [str(target)]), *arguments]
-    command = [sys.executable, str(HERE / "import.py"), "--one", name, *given]
+    python, engine = sys.executable, HERE.parent / "engine"
+    if base is not None:
+        python, engine = str(base / ".venv/bin/python"), base / "engine"
+    environment["PYTHONPATH"] = str(engine)
+    command = [python, str(HERE / "import.py"), "--one", name, *given]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
@@ -289,6 +299,7 @@ def middle(rounds: list[dict[str, float]]) -> dict[str, float]:
         "seconds": statistics.median(one["seconds"] for one in rounds),
         "memory": max(one["memory"] for one in rounds),
         "largest": rounds[0].get("largest", 0.0),
+        "processor": statistics.median(one.get("processor", 0.0) for one in rounds),
     }
 
 
@@ -299,6 +310,11 @@ def report(size: int, found: dict[str, dict[str, float]]) -> None:
         print(f"{name:16} {size / one['seconds'] / 1e9:6.2f} {of[0]:11.2f} {of[1]:11.2f} {one['memory'] / 1e6:10.0f}")
     imported = found["import"]
     print(f"the import's memory is {imported['memory'] / imported['largest']:.2f} x the largest array")
+    if "base" in found:
+        ratios = {kind: imported[kind] / found["base"][kind] for kind in ("seconds", "processor")}
+        print(
+            f"the import takes {ratios['seconds']:.2f} of base's time, {ratios['processor']:.2f} of its processor time"
+        )
     if "universal" in found:
         print(f"the import is {found['universal']['seconds'] / imported['seconds']:.1f} x as fast as ds_to_universal")
 
@@ -310,6 +326,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", help="a directory for some gigabytes; default: a temporary one")
+    parser.add_argument("--base", type=Path, metavar="CHECKOUT", help="measure its import, too")
     parser.add_argument("--deepspeed", metavar="PYTHON", help="measure ds_to_universal with this interpreter")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -327,6 +344,8 @@ def main() -> None:
         for _ in range(options.rounds):
             for name in ("read", "copy", "import"):
                 found.setdefault(name, []).append(apart(name, source))
+            if options.base:
+                found.setdefault("base", []).append(apart("import", source, base=options.base.resolve()))
             if options.deepspeed:
                 found.setdefault("universal", []).append(apart("universal", source, options.deepspeed))
         now = f"{datetime.now(UTC):%Y-%m-%d}, Python {sys.version.split()[0]}, numpy {np.__version__}"

@@ -69,6 +69,10 @@ FOUND = (
     _found(5600584, "and back", "warm", "group", "83:snapshot target:60"),
     # A replica's root was restored under it: the next standby got its number, beside a process that had not ended.
     _found(5013, "migrate", "live", "group", "0:snapshot target:60"),
+    # A rollback without signed records, and its source was restored after it: no line said how to go on.
+    _found(3, "roll back", "warm", "group", "75:snapshot source:60"),
+    # A process that was suspended at its last call ended as completed, after a copy had rolled the migration back.
+    _found(37, "copied state", "cold", "disk", "7:freeze process:5,73:freeze process:700"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -28,6 +28,7 @@ pytestmark = [
 ]
 SAVED, AFTER, BATCH = 4, 20, 4
 BOUND = 1e-6  # relative, of a loss: float32 on a CPU
+TIED_BOUND = 1e-3  # MaxText rounds a tied head to bfloat16, also in float32
 PROGRAM: dict[str, Any] = {
     "run_name": "r", "hardware": "cpu", "dataset_type": "synthetic", "async_checkpointing": "false",
     "attention": "dot_product", "enable_tensorboard": "false", "enable_goodput_recording": "false",
@@ -99,7 +100,8 @@ def test_maxtext_goes_on_here_and_back(devices: int, kind: dict[str, Any], tmp_p
     log.write_text(printed)
     stored = tmp_path / "r" / "checkpoints" / str(SAVED - 1)
     ours = imported_runs.continued(open_maxtext(str(stored), str(log)), batches[SAVED:])
-    np.testing.assert_allclose(ours, theirs[SAVED:], rtol=BOUND)
+    bound = TIED_BOUND if "logits_via_embedding" in kind else BOUND
+    np.testing.assert_allclose(ours, theirs[SAVED:], rtol=bound)
 
     run, out, back = tmp_path / "run", tmp_path / "out", tmp_path / "back"
     assert main([str(stored), str(run), "--config", str(log)]) == 0
@@ -116,7 +118,7 @@ def test_maxtext_goes_on_here_and_back(devices: int, kind: dict[str, Any], tmp_p
     if devices == 1 and "scan_layers" not in kind:
         assert again == theirs[SAVED:]  # the same program on the same numbers
     else:
-        np.testing.assert_allclose(again, theirs[SAVED:], rtol=BOUND)
+        np.testing.assert_allclose(again, theirs[SAVED:], rtol=bound)
 
 
 def test_run_of_levanter_goes_on_in_maxtext(tmp_path: Path) -> None:

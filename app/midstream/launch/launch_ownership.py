@@ -10,6 +10,7 @@ from midstream.errors import DamagedError, Exit, MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet, Target
 from midstream.hosts.host import Host
 from midstream.hosts.host_pool import HostPool
+from midstream.launch.earlier_copy import earlier_copy
 from midstream.ownership import memory, signed_chain
 from midstream.ownership.judgement import CLAIM, FOREIGN_HINT, FORMER, OWNER, Judgement, Standing
 from midstream.ownership.owner_judge import HostCopy, OwnerJudge
@@ -58,7 +59,8 @@ class LaunchOwnership:
         reasons: What the user has to agree to, one line each.
         newest: The target's newest usable checkpoint.
         lost: All hosts of the signed owner answer, and none has anything of the run.
-        behind: Host of the owner with a fence from before its ownership, and what that fence shows; empty: none.
+        behind: Host of the target with a fence from before its ownership, what that fence shows, and what shows the
+            later one; empty: none.
         kept: How the run goes on from a later checkpoint that another host has; empty: no host has one.
     """
 
@@ -67,7 +69,7 @@ class LaunchOwnership:
     reasons: tuple[str, ...] = ()
     newest: NewestCheckpoint = NO_CHECKPOINT
     lost: bool = False
-    behind: tuple[str, str] | tuple[()] = ()
+    behind: tuple[str, str, str] | tuple[()] = ()
     kept: str = ""
 
     def refuse_lost_state(self, runs: Sequence[RunDescription]) -> None:
@@ -100,11 +102,10 @@ class LaunchOwnership:
         if foreign := judgement.foreign(host):
             hint = FOREIGN_HINT.format(run_id=judgement.run_id, host=host)
             raise UsageError(f"{host}: {judgement.run_id}: {foreign}", hint)
-        if head is not None and head.owner == self.target and self.behind:
-            name, shown = self.behind
+        if self.behind:
+            name, shown, later = self.behind
             raise UsageError(
-                f"{name}: the fence of {judgement.run_id} is an earlier copy, restored perhaps ({shown}): "
-                f"{head.owner} has it by a signed record (ownership {head.epoch})",
+                f"{name}: the fence of {judgement.run_id} is an earlier copy, restored perhaps ({shown}): {later}",
                 f"midstream --repair {judgement.run_id} --on {name} shows what it would write, and from which evidence",
             )
         if head is None or head.owner == self.target:
@@ -170,7 +171,9 @@ def judge_launch(
         *([_new_beside(judgement)] if lost else ()),
         *_unsigned(target, judgement, here),
     ]
-    return LaunchOwnership(judgement, target.name, tuple(reasons), newest, lost, _behind(judgement, shown), kept)
+    return LaunchOwnership(
+        judgement, target.name, tuple(reasons), newest, lost, earlier_copy(judgement, shown, target), kept
+    )
 
 
 def _kept_elsewhere(
@@ -185,14 +188,6 @@ def _kept_elsewhere(
     if not name or (newest.step is not None and (epoch, step) <= (newest.epoch, newest.step)):
         return ""
     return f"midstream --repair {judgement.run_id} --on {name} makes {name} the owner, from step {step} on"
-
-
-def _behind(judgement: Judgement, copies: Sequence[HostCopy]) -> tuple[str, str] | tuple[()]:
-    """Return the owner's first host with an earlier fence, and what that shows."""
-    for copy in copies:
-        if copy.fence is not None and judgement.has_earlier_fence(copy.host, copy.fence):
-            return copy.host, f"ownership {copy.fence.epoch}, {copy.fence.owner}"
-    return ()
 
 
 def sign_launch(

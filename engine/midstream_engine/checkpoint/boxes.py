@@ -15,6 +15,8 @@ import numpy as np
 # One (start, stop) pair per axis.
 Box = tuple[tuple[int, int], ...]
 
+_NARROW = 128  # bytes of consecutive elements in memory: two lines of the cache
+_STEP = 1 << 18  # bytes of those that are copied at a time, which fit the L2 cache
 _TILE = 64  # elements along one side, twice as many along the other: two tiles fit the L1 cache
 
 
@@ -130,9 +132,27 @@ def _copy_transposed(target: np.ndarray, source: np.ndarray, near: int) -> None:
     """
     others = [range(length) for axis, length in enumerate(source.shape[:-1]) if axis != near]
     source, target = (np.moveaxis(array, near, -2) for array in (source, target))
+    narrow = source.strides[-2] == source.itemsize and source.shape[-2] * source.itemsize <= _NARROW
     for index in product(*others):
         plane, out = source[index], target[index]
+        if narrow:
+            _copy_narrow(out, plane)
+            continue
         for i in range(0, plane.shape[0], _TILE):
             for j in range(0, plane.shape[1], 2 * _TILE):
                 tile = slice(i, i + _TILE), slice(j, j + 2 * _TILE)
                 out[tile] = plane[tile].copy("K")
+
+
+def _copy_narrow(target: np.ndarray, source: np.ndarray) -> None:
+    """Copy a source [few, many] whose columns have no gaps, but gaps between them.
+
+    Each column is read once, as one element: numpy would read its line of the cache for every row.
+    """
+    width, length = source.shape
+    most = max(1, _STEP // (width * source.itemsize))
+    columns = np.empty((min(most, length), width), source.dtype)
+    for first in range(0, length, most):
+        block = columns[: min(most, length - first)]
+        copy_rows(block, source[:, first : first + most].T)
+        np.copyto(target[:, first : first + most], block.T)

@@ -20,7 +20,7 @@ from midstream_engine.checkpoint.stores.hashed_objects import Hasher
 from midstream_engine.interop.direct_io import ALIGNMENT, open_directly, without_direct, write_directly
 from midstream_engine.interop.imported_array import ImportedArray, Piece
 
-BLOCK = 2 << 20  # bytes hashed and written at a time
+BLOCK = 4 << 20  # bytes hashed and written at a time: a chunk of a transposed matrix is seldom larger
 
 _buffers = threading.local()  # one aligned buffer per thread, with room for the rest of the last block
 

@@ -150,3 +150,14 @@ def test_transposed_arrays_are_copied_completely(axes: tuple[int, ...], dtype: s
         target = np.zeros(view.shape, dtype)
         copy_rows(target, view)
         np.testing.assert_array_equal(target, view)
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "<u2"])
+@pytest.mark.parametrize("columns", [slice(0, 1), slice(3, 19), slice(8, 40), slice(0, 65)])
+def test_narrow_columns_are_copied_as_rows(columns: slice, dtype: str) -> None:
+    """As a chunk of a transposed matrix: few elements without gaps, more of them than are copied at a time."""
+    source = np.arange(3 * 9001 * 80, dtype=np.uint32).astype(dtype).reshape(3, 9001, 80)
+    for view in (source[1, :, columns].T, source[:, :, columns].transpose(0, 2, 1), source[:, ::3, columns].T):
+        target = np.zeros(view.shape, dtype)
+        copy_rows(target, view)
+        np.testing.assert_array_equal(target, view)

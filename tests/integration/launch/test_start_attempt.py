@@ -286,6 +286,23 @@ def test_launch_is_refused_if_another_host_has_the_run(
         launching.launch_run(pool_of(wider), LaunchRequest("spot", str(tmp_path / "tiny.yaml"), "mine"))
 
 
+def test_restart_of_a_restored_owner_names_its_repair(
+    host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
+) -> None:
+    """A rollback without signed records; then its source was put back: on the old code each hint led to another."""
+    far = LocalHostConfig(root=str(tmp_path / "far"))
+    there, here = records.RunPaths(far.root, "mine"), records.RunPaths(host.root, "mine")
+    first = records.first_fence("spot")
+    for paths, fence in ((here, first), (there, first.sealed(2, "far", 50).rolled_back("spot", 50))):
+        os.makedirs(paths.attempt(1).dir)
+        fence.write(paths.fence)
+    write_checkpoint(here, 40)
+    wider = Fleet({**fleet.hosts, "far": far}, fleet.targets)
+    with pytest.raises(UsageError, match=r"earlier copy, restored perhaps .*far shows ownership 3 of spot") as caught:
+        launching.check_launch(pool_of(wider), LaunchRequest("spot", None, "mine"))
+    assert "midstream --repair mine --on here" in caught.value.hint
+
+
 def test_launch_starts_a_run_again_that_was_migrated_twice(
     host: Host, fleet: Fleet, tmp_path: Path, pool_of: Callable[[Fleet], HostPool]
 ) -> None:

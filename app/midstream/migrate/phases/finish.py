@@ -96,6 +96,7 @@ class Finish:
             self._unpin(migration)
         if plan.source != plan.target_host:
             self._remove_secrets(migration)
+        join_rollback(migration)  # last of all: nothing after this waits for a host
         if plan.source != plan.target_host:
             migration.note(
                 f"{plan.source} is retired: its copy of {plan.run_id} stays unchanged, under ownership {plan.epoch}"

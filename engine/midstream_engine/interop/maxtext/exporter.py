@@ -53,6 +53,8 @@ def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported
         f"{batch}",
         "it resumes from base_output_directory/run_name/checkpoints",
     ]
+    if model.tie_word_embeddings and settings["dtype"] != "bfloat16":
+        notes.append(f"logits_via_embedding: MaxText rounds the head to bfloat16 also in {settings['dtype']}")
     if {array.dtype for array in run.arrays.values()} & {"bfloat16", "float16"}:
         notes.append("arrays are there in their stored types; Orbax casts them to those of the model it loads into")
     return Exported([folder, SETTINGS], notes)

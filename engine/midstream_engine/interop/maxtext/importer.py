@@ -251,6 +251,8 @@ def _notes(checkpoint: OrbaxCheckpoint, settings: ForeignConfig, *, generators: 
         yield f"{_LOADER}: the loader's position is not carried over: name the data, and from where"
     else:
         yield "the data is not in the checkpoint: name it, and from where"
+    if settings["logits_via_embedding"] and settings["dtype"] != "bfloat16":
+        yield f"logits_via_embedding: MaxText rounds the head to bfloat16 also in {settings['dtype']}, not here"
     if generators:
         yield f"{GENERATORS}*: states of random generators are left out; without dropout no number depends on them"
     if settings.get("packing"):
