@@ -171,7 +171,9 @@ def schedule_steps(settings: ForeignConfig) -> int:
 
 def neighbours(settings: ForeignConfig) -> bool:
     """Return whether rotary positions turn neighbours of a head."""
-    return str(settings["rope_type"]).startswith("llama3.1") or str(settings.get("model_name")).startswith("llama3.1")
+    # A log has the name of the choice, RopeType.LLAMA3_1.
+    kinds = ("llama3.1", "llama3_1")
+    return str(settings["rope_type"]).startswith(kinds) or str(settings.get("model_name")).startswith(kinds[0])
 
 
 def _parts(settings: ForeignConfig, total: int) -> tuple[int, int, str]:

@@ -25,7 +25,14 @@ from midstream_engine.interop.exported_run import open_run
 from midstream_engine.interop.exporters import ExportOptions
 from midstream_engine.interop.foreign_run import ForeignRun
 from midstream_engine.interop.maxtext import exporter
-from midstream_engine.interop.maxtext.configuration import NEEDED, plain_settings, rate_of, read_config, translate
+from midstream_engine.interop.maxtext.configuration import (
+    NEEDED,
+    neighbours,
+    plain_settings,
+    rate_of,
+    read_config,
+    translate,
+)
 from midstream_engine.interop.maxtext.importer import open_maxtext
 from midstream_engine.interop.maxtext.names import ArrayRule
 from midstream_engine.interop.maxtext.orbax import OrbaxCheckpoint
@@ -202,6 +209,9 @@ def test_rates_are_maxtexts() -> None:
 
 
 def test_neighbours_of_a_head_become_halves() -> None:
+    logged = read_config(".", LOG) | plain_settings({"rope_type": "RopeType.LLAMA3_1"})
+    assert neighbours(logged)
+    assert translate(logged, {}, [])["model"]["rope"]["type"] == "llama3"
     rule = ArrayRule("", "", turned=True)
     heads = np.arange(16).reshape(1, 2, 8)
     np.testing.assert_array_equal(rule.to_ours(heads)[0, 0], [0, 2, 4, 6, 1, 3, 5, 7])
