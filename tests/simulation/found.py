@@ -73,6 +73,8 @@ FOUND = (
     _found(3, "roll back", "warm", "group", "75:snapshot source:60"),
     # A process that was suspended at its last call ended as completed, after a copy had rolled the migration back.
     _found(37, "copied state", "cold", "disk", "7:freeze process:5,73:freeze process:700"),
+    # The owner's root was restored before its seal: the rollback started the older copy, without asking.
+    _found(5720014, "and back", "live", "disk", "24:snapshot target:700,120:snapshot target:60"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -13,9 +13,9 @@ from midstream.migrate.steps.observation import wait_for
 from midstream.migrate.steps.ownership_records import refuse_later_owner, signed_seal
 from midstream.migrate.steps.record_commands import show_command, show_fence
 from midstream.migrate.steps.rollback_outcome import ran_before
+from midstream.migrate.steps.source_return import seen_step
 from midstream.migrate.steps.stop_command import adopt_stop
 from midstream.migrate.steps.streamed_copy import Answer, StreamedCopy, stream_until_answered
-from midstream.ownership import memory
 from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_host.runs import ownership
@@ -252,7 +252,7 @@ def _seal_closed(migration: Migration, described: RunDescription) -> None:
             f"{source.name} has no complete checkpoint to migrate", "midstream --checkpoints RUN shows what is there"
         )
     step = max(checkpoint.step for checkpoint in usable)
-    seen = _seen_step(migration)
+    seen = seen_step(migration)
     if plan.checkpoint == "now" and step < seen:
         raise MidstreamError(
             f"{source.name} shows step {step} of {plan.run_id}, and had step {seen}: the copy is an older one, "
@@ -298,18 +298,6 @@ def _started_from(migration: Migration, fence: records.Fence) -> records.Lineage
         if same and signed is not None and (signed.step, signed.root_digest) == (entry.first_step, entry.root_digest):
             return entry
     return None
-
-
-def _seen_step(migration: Migration) -> int:
-    """Return the newest saved step that the source has shown to this migration.
-
-    What this machine has seen before counts, unless the plan's user has agreed to an older state.
-    """
-    plan, rehearsal = migration.plan, migration.journal.facts.rehearsal
-    seen, remembered = rehearsal.step if rehearsal is not None else 0, memory.recall(plan.run_id)
-    if remembered is not None and remembered.epoch == plan.source_epoch and remembered.step is not None:
-        seen = max(seen, remembered.step if remembered.step <= plan.route.source_step else 0)
-    return seen
 
 
 def _sealed_facts(migration: Migration, described: RunDescription) -> Sealed:

@@ -93,14 +93,45 @@ def resume_unsealed(migration: Migration, fence: records.Fence) -> None:
             f"{migration.plan.source} still owns the run, and ended by itself ({state}): it is not restarted"
         )
         return
-    if not migration.source_group.describe().usable:
+    usable = migration.source_group.describe().usable
+    if not usable:
         migration.note(
             f"{migration.plan.source} still owns the run, and {migration.plan.run_id} has no complete checkpoint there"
         )
         return
-    number = migration.source_group.running_attempt() or _start_source(migration, fence, None)
+    number = migration.source_group.running_attempt()
+    if not number:
+        _refuse_older_copy(migration, max(checkpoint.step for checkpoint in usable))
+        number = _start_source(migration, fence, None)
     wait_training(migration, migration.source_group, number)
     migration.note(f"{migration.plan.run_id} runs on {migration.plan.source} again")
+
+
+def seen_step(migration: Migration) -> int:
+    """Return the newest saved step that the source has shown to this migration.
+
+    What this machine has seen before counts, unless the plan's user has agreed to an older state.
+    """
+    plan, rehearsal = migration.plan, migration.journal.facts.rehearsal
+    seen, remembered = rehearsal.step if rehearsal is not None else 0, memory.recall(plan.run_id)
+    if remembered is not None and remembered.epoch == plan.source_epoch and remembered.step is not None:
+        seen = max(seen, remembered.step if remembered.step <= plan.route.source_step else 0)
+    return seen
+
+
+def _refuse_older_copy(migration: Migration, step: int) -> None:
+    """Raise MidstreamError where a start from ``step`` gives up saved steps.
+
+    Not where the user has agreed to that.
+    """
+    plan, seen = migration.plan, seen_step(migration)
+    if step < seen and not migration.directory.losses_agreed():
+        raise MidstreamError(
+            f"{plan.source} shows step {step} of {plan.run_id}, and had step {seen}: the copy is an older one, "
+            "restored perhaps, and a start from it gives up later steps",
+            f"where its disk is back, midstream --continue {plan.migration} goes on; midstream --rollback "
+            f"{plan.migration} --yes gives them up",
+        )
 
 
 def source_fence(migration: Migration) -> records.Fence:
