@@ -19,7 +19,7 @@ PASSES_OVER_THE_DATA = {
     "app/midstream/migrate/proof/global_batch_claim.py",
     "app/midstream/trainers/library_behaviour.py",
     "app/midstream/trainers/lightning.py",
-    "engine/midstream_engine/attempt/run_attempt.py",
+    "engine/midstream_engine/attempt/beginning.py",
     "engine/midstream_host/driver/checkpoints/huggingface.py",
     "engine/midstream_host/driver/checkpoints/lightning.py",
     "engine/midstream_host/driver/checkpoints/step_names.py",
