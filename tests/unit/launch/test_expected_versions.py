@@ -70,7 +70,7 @@ def test_plan_names_versions_that_change(hosts: HostPool) -> None:
     installed = {package: metadata.version(package) for package in NAMES[:3]}
     same = check_environment(*arguments, {**installed, "python": "3.9.0"})
     assert (same.state, same.name) == (PASS, "environment")
-    assert same.detail.startswith("the same versions: haliax ")
+    assert same.detail == "the same versions of 3 packages"
     older = check_environment(*arguments, {**installed, "jax": "0.9.2"})
     assert older.state == WARN
     assert f"jax 0.9.2 -> {installed['jax']}" in older.detail

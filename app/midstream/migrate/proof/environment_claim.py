@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from midstream.counts import count
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Claim
 
 NAME = "environment"
@@ -31,11 +32,10 @@ def environment_claim(before: Mapping[str, str], after: Mapping[str, str]) -> Cl
     if not names:
         return Claim(NAME, NOT_CHECKED, "the versions of one side are not known", needed=False)
     changed = [f"{name} {before[name]} -> {after[name]}" for name in names if before[name] != after[name]]
-    listed = ", ".join(f"{name} {after[name]}" for name in names)
     return Claim(
         NAME,
         CLAIM_FAILED if changed else VERIFIED,
-        f"versions differ: {', '.join(changed)}" if changed else f"the same versions: {listed}",
+        f"versions differ: {', '.join(changed)}" if changed else f"the same versions of {count(len(names), 'package')}",
         {"source": dict(before), "target": dict(after)},
         needed=False,
         agreed=True,  # named, and no reason to go back: results are compared by the overlap

@@ -50,7 +50,7 @@ def test_other_versions_of_packages_are_named() -> None:
     assert {name: claim.verdict for name, claim in found.items()} == {
         "same": VERIFIED, "newer": CLAIM_FAILED, "unknown": NOT_CHECKED,
     }  # fmt: skip
-    assert found["same"].statement == "the same versions: jax 0.10.2, jaxlib 0.10.2, numpy 2.4.6"
+    assert found["same"].statement == "the same versions of 3 packages"
     assert found["newer"].statement.startswith("versions differ: jax 0.10.2 -> 0.12.0.1; losses may differ")
 
 
