@@ -47,8 +47,9 @@ demo: $(DEMO_STAMP)  ## a real run on two local targets, ready to migrate; HEADL
 lab: $(STAMP)  ## a shell with a Cloud TPU service, buckets and hosts on loopback; ARGS="COMMAND" runs one in it, "--public" takes moto and a GCS emulator
 	@$(BIN)/python tests/simulators/lab_shell.py $(ARGS)
 
+# Many tests wait: three processes on two cores.
 test: $(STAMP)  ## the test suite without the long campaigns
-	@$(BIN)/python -m pytest -m "not slow" -n 2 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal $(ARGS)
 
 # Without the tests that start tmux and other programs of the system, and the hundred that take a third of the time.
 # Many of the rest wait: four processes on two cores.
