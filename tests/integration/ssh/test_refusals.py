@@ -154,11 +154,12 @@ def test_accepted_entry_is_not_delayed_by_others(
 def test_repeated_status_leaves_other_entry_reachable(lab: Lab, refused: tuple[SshServer, SshHostConfig]) -> None:
     server, wrong = refused
     fleet = lab.fleet_file(good=server.config, wrong=wrong)
+    began = time.monotonic()
     for _ in range(3):
         shown = midstream("--fleet", fleet, "--status", "--json")
         links = {host["name"]: host["link"] for event in shown.of("host") for host in [event]}
         assert links == {"good": "live", "wrong": "down"}, shown.stdout
-    assert logins(server) == 1
+    assert 1 <= logins(server) <= 1 + (time.monotonic() - began) // failed_logins.INTERVAL
 
 
 @pytest.mark.parametrize("way", ["ProxyJump jump", "ProxyCommand ssh -F {file} -o BatchMode=yes -W %h:%p jump"])
