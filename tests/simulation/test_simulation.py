@@ -29,7 +29,6 @@ def test_sample_of_schedules_keeps_every_invariant() -> None:
     assert f"{SAMPLE} schedules" in done.stdout
 
 
-@pytest.mark.drawn
 def test_schedules_that_broke_an_invariant_once() -> None:
     """Each finding has a test of its own too."""
     done = simulate("--found")
