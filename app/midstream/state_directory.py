@@ -18,6 +18,11 @@ def state_directory() -> Path:
     return Path(os.environ.get("MIDSTREAM_STATE") or "~/.local/state/midstream").expanduser()
 
 
+def migrations_directory() -> Path:
+    """Return the directory of the migrations that this machine executes."""
+    return state_directory() / "migrations"
+
+
 def make_directory(path: Path) -> None:
     """Create a directory in the state directory, and those above it.
 

@@ -19,7 +19,7 @@ from midstream.operations.fleet_snapshot import fleet_snapshot
 from midstream.output import Output, table
 from midstream.ownership.judgement import CLAIM, FORMER, Judgement
 from midstream.printable import excerpt
-from midstream.state_directory import state_directory
+from midstream.state_directory import migrations_directory
 from midstream.watch.run_failure import failure_of
 from midstream_core.listed_checkpoint import newest_checkpoint
 
@@ -251,7 +251,7 @@ def _filtered_runs(moment: FleetMoment, condition: Condition, output: Output) ->
 
 def _migrations() -> Callable[[Fleet], list[MigrationView]]:
     """Import what lists migrations, where there are some, while hosts connect."""
-    if not (state_directory() / "migrations").is_dir():
+    if not migrations_directory().is_dir():
         return lambda _: []
     from midstream.migrate.journal.migration_directory import list_migrations
 

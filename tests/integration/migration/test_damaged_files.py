@@ -16,7 +16,7 @@ from midstream.errors import MidstreamError
 from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.migrate import migration_process
-from midstream.migrate.journal import migration_directory, migration_files, migration_state, phase_names
+from midstream.migrate.journal import migration_directory, migration_state, phase_names
 from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.facts import Facts, Sealed
@@ -27,6 +27,7 @@ from midstream.migrate.journal_recovery import reestablish
 from midstream.migrate.planning import measured_rates
 from midstream.migrate.steps import observation
 from midstream.migrate.steps.migration import Migration, MovedOnError, NeedsOperatorError, replayed
+from midstream.state_directory import migrations_directory
 from midstream.watch.watcher import Watcher
 from midstream_core import records
 from support.command_line import Ended, midstream
@@ -259,7 +260,7 @@ def test_create_without_disk_space_leaves_nothing() -> None:
             migration_directory.create(PLAN, "hosts: {}\n")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list(migration_files.migrations_directory().iterdir()) == []
+    assert list(migrations_directory().iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------ the journal's lines

@@ -27,11 +27,11 @@ from midstream.errors import MidstreamError, UsageError
 from midstream.fleet.fleet import Fleet
 from midstream.migrate.journal import journal as journals
 from midstream.migrate.journal.cached_view import CachedView
-from midstream.migrate.journal.migration_files import MigrationFiles, migrations_directory
+from midstream.migrate.journal.migration_files import MigrationFiles
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.migrate.journal.plan import Plan
 from midstream.ownership.operator_key import made_key_file
-from midstream.state_directory import make_directory
+from midstream.state_directory import make_directory, migrations_directory
 from midstream.suggestions import did_you_mean
 from midstream_core import records
 

@@ -20,15 +20,11 @@ from midstream.migrate.journal.certificate import Certificate
 from midstream.migrate.journal.downtime_report import DowntimeReport
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.modes.registry import WARM
-from midstream.state_directory import state_directory
+from midstream.state_directory import migrations_directory
 from midstream_core import records
 
 LOCK_TIMEOUT = 0.5  # seconds
 STEP_SECONDS = 60.0  # for which a reported step is shown
-
-
-def migrations_directory() -> Path:
-    return state_directory() / "migrations"
 
 
 class MigrationFiles:

@@ -1,4 +1,4 @@
-"""The first update of a resumed run: computed before the reference losses, and seen by nobody before they agree."""
+"""The first update of a resumed run: computed before its reference losses, shown only when they agree."""
 
 from __future__ import annotations
 

@@ -42,15 +42,17 @@ def test_other_versions_of_packages_are_named() -> None:
     before = {"python": "3.11.7", "midstream": "0.1.0", "jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.6"}
     same = {**before, "python": "3.12.1", "midstream": "0.2.0", "libtpu": "0.0.42"}
     newer = {**same, "jax": "0.12.0.1"}
+    fewer = {name: version for name, version in same.items() if name != "jaxlib"}
     found = {}
-    for name, after in (("same", same), ("newer", newer), ("unknown", {})):
+    for name, after in (("same", same), ("newer", newer), ("fewer", fewer), ("unknown", {})):
         proof = copy_certificate.certify(PLAN, SEALED, RESTORE, ROWS, [], versions=(before, after))
         assert proof.valid
         found[name] = next(claim for claim in proof.claims if claim.name == "environment")
     assert {name: claim.verdict for name, claim in found.items()} == {
-        "same": VERIFIED, "newer": CLAIM_FAILED, "unknown": NOT_CHECKED,
+        "same": VERIFIED, "newer": CLAIM_FAILED, "fewer": NOT_CHECKED, "unknown": NOT_CHECKED,
     }  # fmt: skip
     assert found["same"].statement == "the same versions of 3 packages"
+    assert found["fewer"].statement == "the same versions of 2 packages; one side alone names jaxlib"
     assert found["newer"].statement.startswith("versions differ: jax 0.10.2 -> 0.12.0.1; losses may differ")
 
 
