@@ -92,7 +92,7 @@ def one_run(case: Case, _random: random.Random, _opened: None) -> str:
         others = {f"{PARENT}/nodes/other"} | ({f"{PARENT}/nodes/pod"} if case["namesake"] else set())
         for name in sorted(others):
             server.create(PARENT, name.rpartition("/")[2], tpu_v2.Node(accelerator_type="v3-8"))
-            server._ready(name)
+            server.make_ready(name)
         server.created.clear()
         if case["ends"]:
             server.outcomes.append(Outcome(message=case["ends"], leaves=case["leaves"]))

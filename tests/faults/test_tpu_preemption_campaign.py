@@ -161,8 +161,7 @@ def begun(server: TpuServer, room: Path, mode: str) -> tuple[Migration, RunDirec
     server.queued.clear()
     server.faults.clear()
     server.create(PARENT, "pod", tpu_v2.Node(accelerator_type="v3-8"))
-    server._ready(f"{PARENT}/nodes/pod").queued_resource = f"{PARENT}/queuedResources/pod"
-    server.operations.clear()  # it is created, and does not change
+    server.make_ready(f"{PARENT}/nodes/pod").queued_resource = f"{PARENT}/queuedResources/pod"
     spec = tpu_v2.QueuedResource.Tpu.NodeSpec(parent=PARENT, node_id="pod", node=tpu_v2.Node(accelerator_type="v3-8"))
     server.queued[f"{PARENT}/queuedResources/pod"] = tpu_v2.QueuedResource(
         name=f"{PARENT}/queuedResources/pod",

@@ -95,8 +95,7 @@ def test_guard_migrates_bucket_run_of_preempted_slice(
     ):
         monkeypatch.setattr(guarding, name, seconds)
     tpu_server.create("projects/p/locations/z", "pod", tpu_v2.Node(accelerator_type="v3-8"))
-    tpu_server._ready("projects/p/locations/z/nodes/pod")
-    tpu_server.operations.clear()  # it is created, and does not change
+    tpu_server.make_ready("projects/p/locations/z/nodes/pod")
     left, lost = RunDirectory(tmp_path / "gpu", "r"), RunDirectory(tmp_path / "lost", "r")
     Path(left.paths.config).write_text("trainer: {train_batch_size: 8, num_train_steps: 100}\n")
     left.status(1, records.STOPPED, 20, dead_process())

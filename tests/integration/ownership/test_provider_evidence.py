@@ -68,7 +68,7 @@ def test_tpu_that_its_provider_has_taken_back(fleet: Fleet, tpu_server: TpuServe
     assert "it would start" in launched(fleet), "no such slice exists"
     tpu_server.create("projects/p/locations/z", "pod", tpu_v2.Node(accelerator_type="v3-8"))
     assert "1 host of the fleet that may train it further does not answer: pod" in launched(fleet), "it is created"
-    tpu_server._ready("projects/p/locations/z/nodes/pod")
+    tpu_server.make_ready("projects/p/locations/z/nodes/pod")
     assert "does not answer: pod" in launched(fleet), "it is ready, and its workers are not known"
     tpu_server.preempt("pod")
     assert "it would start" in launched(fleet)

@@ -297,7 +297,7 @@ def test_pinned_host_keys_outlive_answers_without_keys(tpu_server: TpuServer, tm
     workers = [Worker(f"10.0.0.{k}", f"127.0.0.{k}", {"ssh-ed25519": f"AAAA{k}"}, f"t1v-{k}") for k in (2, 3)]
     tpu_server.workers["n"] = workers
     tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-16"))
-    tpu_server._ready(f"{PLACE}/nodes/n")
+    tpu_server.make_ready(f"{PLACE}/nodes/n")
     fleet = fleet_of(tmp_path, reach="iap")
     first = fleet_slices.with_slices(fleet, lambda _: None)
     pinned = known_hosts(first)

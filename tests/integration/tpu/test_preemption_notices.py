@@ -107,7 +107,7 @@ def test_verdict_depends_on_provider_status(tpu_server: TpuServer, monkeypatch: 
     text += "targets: {pod: {type: tpu, project: lab, zone: here-a, name: n, hosts: [pod-0]}}\n"
     fleet = parse_fleet(text)
     tpu_server.create("projects/lab/locations/here-a", "n", tpu_v2.Node(accelerator_type="v3-8"))
-    node = tpu_server._ready(NODE)
+    node = tpu_server.make_ready(NODE)
 
     def verdict(link: str, state: str = records.TRAINING) -> tuple[str, str]:
         _, found = judge(snapshot_of(link, state), "r", "", fleet_slices.host_slice_status(fleet, "pod-0"))

@@ -147,7 +147,7 @@ def test_slice_workers_become_fleet_hosts(tpu_server: TpuServer, tmp_path: pytes
     tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-32"))
     with pytest.raises(UsageError, match=r"p/z/n is CREATING, v3-32"):
         fleet_slices.with_slices(fleet, messages.append).target("pod")
-    tpu_server._ready(f"{PLACE}/nodes/n")
+    tpu_server.make_ready(f"{PLACE}/nodes/n")
     looked = fleet_slices.with_slices(fleet, messages.append, touch=False)
     assert not tpu_server.called("UpdateNode"), "without touch=True no key is installed"
     assert not messages
@@ -170,7 +170,7 @@ def test_slice_workers_become_fleet_hosts(tpu_server: TpuServer, tmp_path: pytes
 def test_worker_name_must_not_match_other_host(tpu_server: TpuServer, tmp_path: pytest.TempPathFactory) -> None:
     text = FLEET.replace("KEY", f"{tmp_path}/key").replace("here:", "pod-0: {type: local}, here:")
     tpu_server.create(PLACE, "n", tpu_v2.Node(accelerator_type="v3-8"))
-    tpu_server._ready(f"{PLACE}/nodes/n")
+    tpu_server.make_ready(f"{PLACE}/nodes/n")
     tpu_server.workers["n"] = [Worker("10.0.0.1", "127.0.0.1", {"ssh-rsa": "AAAA"})]
     with pytest.raises(UsageError, match="pod-0 has the name of a worker of pod"):
         fleet_slices.with_slices(parse_fleet(text), lambda _: None)

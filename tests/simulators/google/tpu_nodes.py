@@ -101,6 +101,13 @@ class Nodes:
         self.nodes[full] = made
         self.created.append(full)
 
+    def make_ready(self, full: str) -> tpu_v2.Node:
+        """End a node's creation now: nothing changes the node later."""
+        for operation in self.operations.values():
+            if operation.target == full and not operation.done:
+                self._end(operation)
+        return self.nodes[full]
+
     def _ready(self, full: str) -> tpu_v2.Node:
         node = self.nodes[full]
         workers = self.workers.get(full.rpartition("/")[2]) or self._imagined(node)
