@@ -13,7 +13,6 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 
 from midstream.listing.fleet_facts import FleetFacts
-from midstream.tui.actions import Actions
 from midstream.tui.background import Background
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState, SnapshotSource
@@ -23,6 +22,7 @@ from midstream.tui.style.glyphs import ASCII, UNICODE
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
     from midstream.migrate.journal.request import Request
+    from midstream.tui.actions import Actions
     from midstream.tui.state.system_curves import SystemCurves
 
 RELOAD_EXIT_CODE = 75  # the caller reads the fleet file again and starts another application
