@@ -81,6 +81,8 @@ FOUND = (
     _found(6070156, "migrate", "live", "cluster", "18:kill after line,85:requeue jobs"),
     # A journal had lost where a replay began, and no command brought the migration on.
     _found(6010357, "copied state", "live", "disk", "18:kill process after,84:cut bucket:4000"),
+    # A process that was suspended had rehearsed from another checkpoint than the replica that another one started.
+    _found(6006479, "copied state", "live", "group", "36:freeze process:700"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -96,7 +96,10 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
         lost = replace(lost, fallback_reason=why)
     if mode_of(plan.mode).replays and sealed is not None:
         lost = lost.updated(_promotion(migration))
-        if complete.rehearsal is None and lost.standby_attempt is not None:
+        # A rehearsal that this journal has is not of a replica that another process has started.
+        if lost.standby_attempt is not None and (
+            not complete.rehearsal or facts.standby_attempt != lost.standby_attempt
+        ):
             lost = lost.updated(replay_start(migration, lost.standby_attempt, sealed.checkpoint))
     _journal_evident_phases(migration, sealed is not None, complete.target_attempt is not None)
     if ours and fence.epoch > plan.epoch and not begun_rollback(read_events(migration.directory.journal_file)):
@@ -172,7 +175,8 @@ def _promotion(migration: Migration) -> Facts:
 def replay_start(migration: Migration, attempt: int, sealed: str) -> Facts:
     """Return the checkpoint that a promoted replica began with, by the source.
 
-    Nothing where the source has it no more. The target names it. That it is the run's own is the certificate's claim, and the source's manifest alone shows it.
+    Nothing where the source has it no more. The target names it. That it is the run's own is the certificate's claim,
+    and the source's manifest alone shows it.
     """
     target, source, run_id = migration.target, migration.source, migration.plan.run_id
     try:
