@@ -117,8 +117,8 @@ async def test_rollback_without_loss_asks_again_once_steps_are_lost() -> None:
     before = fleets.snapshot(before.hosts, [sealed, source])
     shown, live, again, calls = await rolled_back(before, target_at(1700)[1], prepared_migrations.certified())
     assert "discards" not in shown
-    assert "a rollback discards 496 steps of large." in live
-    assert "a rollback discards 496 steps of large." in again
+    assert "A rollback discards 496 steps of large." in live
+    assert "A rollback discards 496 steps of large." in again
     assert "type nano" in again
     assert calls == "[]", "nothing is discarded that the user has not read"
 
@@ -127,8 +127,8 @@ async def test_question_about_a_rollback_counts_on_and_comes_once() -> None:
     """It came again, with an empty field, where the steps had doubled; the migration finished behind it."""
     before, _ = target_at(1240)
     shown, live, _, calls = await rolled_back(before, target_at(1700)[1], prepared_migrations.certified())
-    assert "a rollback discards 36 steps of large." in shown
-    assert "a rollback discards 496 steps of large." in live
+    assert "A rollback discards 36 steps of large." in shown
+    assert "A rollback discards 496 steps of large." in live
     assert "rollback" in calls
 
 

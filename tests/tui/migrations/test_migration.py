@@ -204,7 +204,7 @@ async def test_migration_rollback_losing_steps_requires_run_name() -> None:
         await open_migration(pilot, app)
         await pilot.press("r")
         await settle(pilot)
-        assert "a rollback discards 36 steps of large." in screen_text(app)
+        assert "A rollback discards 36 steps of large." in screen_text(app)
         await pilot.press("y", "enter")
         await settle(pilot)
         assert actions.calls == []
@@ -333,7 +333,7 @@ async def test_rollback_by_an_older_journal_names_the_steps() -> None:
         await open_migration(pilot, app)
         await pilot.press("r")
         await settle(pilot)
-        assert re.search(r"a rollback discards \d+ steps? of large", screen_text(app))
+        assert re.search(r"A rollback discards \d+ steps? of large", screen_text(app))
         assert "stays on small" not in screen_text(app)
 
 
@@ -352,7 +352,7 @@ async def test_rollback_names_a_target_that_does_not_answer() -> None:
         await pilot.press("r")
         await settle(pilot)
         words = " ".join(screen_text(app).split())
-        assert "a rollback discards the steps of large, which is unreachable: connection" in words
+        assert "A rollback discards the steps of large, which is unreachable: connection" in words
         await pilot.press("y", "enter")
         await settle(pilot)
     assert actions.calls == [], "its loss needs the run's name"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.migrate.journal import migration_state
+from midstream.migrate.journal import migration_state, phase_names
 from midstream.migrate.journal.migration_view import MigrationView
 from midstream.tui.app import MidstreamApp
 from midstream.tui.screens.dialogs.quit import FINISH, ROLL_BACK, QuitScreen
@@ -58,6 +58,22 @@ async def test_quit_of_demo_names_steps_lost_by_rollback() -> None:
         await pilot.press("q")
         await settle(pilot, lambda: isinstance(app.screen, QuitScreen))
         assert "36 steps on large are discarded" in screen_text(app)
+
+
+async def test_quit_of_demo_during_rollback_waits_for_it() -> None:
+    """On the old code the dialog offered to finish the migration, or to roll it back."""
+    app = demo_over(prepared_migrations.migration(phase=phase_names.ROLLBACK))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot, lambda: bool(app.screen_state.migrations))
+        await pilot.press("q", "r")
+        await settle(pilot)
+        text = screen_text(app)
+        assert "nano returns from large to small." in text
+        assert "wait for it, then end the demo" in text
+        assert "roll it back" not in text
+        await pilot.press("f")
+        await settle(pilot)
+    assert (app.return_code, app.quit_choice) == (0, FINISH)
 
 
 async def test_quit_of_read_only_demo_offers_no_rollback() -> None:

@@ -248,7 +248,7 @@ class MigrationScreen(MidstreamScreen):
 
         def lines() -> list[str]:
             now = self.migration_view or view
-            discarded = self._discarded(now)
+            discarded = self._discarded(now).replace("a rollback", "A rollback", 1)
             if now.sealed_step is None and not discarded:
                 first = f"{plan.run_id} stays on {plan.source}. What was started for it on {plan.target} is ended."
             else:

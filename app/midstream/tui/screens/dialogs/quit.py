@@ -38,20 +38,26 @@ class QuitScreen(ModalScreen[str]):
         self._readonly = readonly
 
     def compose(self) -> ComposeResult:
-        plan = self._view.plan
+        plan, returns = self._view.plan, self._view.rolled_back
+        state = (
+            f"returns from {plan.target} to {plan.source}"
+            if returns
+            else (f"is being migrated from {plan.source} to {plan.target} ({self._view.phase})")
+        )
         with Vertical(id="dialog"):
             yield Rule("Running migration", app_of(self).glyphs)
             yield Static(
                 Text(
-                    f"{plan.run_id} is being migrated from {plan.source} to {plan.target} ({self._view.phase}).\n"
-                    "Both hosts belong to the demo and end with it.",
+                    f"{plan.run_id} {state}.\nBoth hosts belong to the demo and end with it.",
                     palette.TEXT,
                 ),
                 classes="words",
             )
             keys = Text()
-            keys.append("f", f"bold {palette.ACCENT}").append("    finish it, then end the demo\n", palette.DIM)
-            if not self._readonly:
+            keys.append("f", f"bold {palette.ACCENT}").append(
+                f"    {'wait for it' if returns else 'finish it'}, then end the demo\n", palette.DIM
+            )
+            if not (self._readonly or returns):
                 steps = self._discarded_steps
                 discarded = f"; {count(steps, 'step')} on {plan.target} {agree(steps)} discarded" if steps else ""
                 keys.append("r", f"bold {palette.ACCENT}")
@@ -60,7 +66,7 @@ class QuitScreen(ModalScreen[str]):
             yield Static(keys)
 
     def action_roll_back(self) -> None:
-        if not self._readonly:
+        if not (self._readonly or self._view.rolled_back):
             self.dismiss(ROLL_BACK)
 
     def action_answer(self, answer: str) -> None:
