@@ -102,9 +102,9 @@ def report(size: int, medians: dict[str, dict[str, float]]) -> None:
     print(f"{'':16} {'GB/s':>6} {'of copying':>11} {'processor s':>12} {'memory MB':>10}")
     for name, median in medians.items():
         ratio = medians["copy"]["seconds"] / median["seconds"]
-        print(
-            f"{name:16} {size / median['seconds'] / 1e9:6.2f} {ratio:11.2f} {median['processor'] or math.nan:12.1f} {median['memory'] / 1e6:10.0f}"
-        )
+        processor = median["processor"] or math.nan
+        print(f"{name:16} {size / median['seconds'] / 1e9:6.2f} {ratio:11.2f} {processor:12.1f} "
+              f"{median['memory'] / 1e6:10.0f}")  # fmt: skip
     if "universal" not in medians:
         return
     for loads in (("", "without"), (", load", "with")):

@@ -311,7 +311,10 @@ class StoredCheckpoint:
         return digest.hexdigest()
 
     def numbers_of(self, kind: str) -> List[Segment]:
-        """Return where the numbers of a kind are, in the order of the parameters. Raises FormatError."""
+        """Return where the numbers of a kind are, in the order of the parameters.
+
+        Raises FormatError.
+        """
         return joined(
             segment
             for model_rank in self.parts

@@ -140,7 +140,10 @@ def _convert(source: str, work: str, ranks: int, progress: Progress) -> Resharde
 
 
 def _compare(stored: StoredCheckpoint, written: StoredCheckpoint, ranks: int) -> Dict[str, str]:
-    """Return the digests of both. Raises FormatError unless what was written has the numbers of the source."""
+    """Return the digests of both.
+
+    Raises FormatError unless what was written has the numbers of the source.
+    """
     if written.ranks != ranks:
         raise FormatError("what was written is for {} processes: report this as a fault".format(written.ranks))
     digests = stored.digests(written)
