@@ -309,7 +309,7 @@ def _maxtext(survey: CheckpointSurvey) -> ForeignRun:
     }  # fmt: skip
     config = _config(model, "adam", trainer)
     warnings = (
-        f"{survey.step} updates are those of its name: its arrays, which the import reads, have the number that counts",
+        f"step {survey.step} is that of its name: its arrays, which the import reads, have the number that counts",
         "the loader's position is not imported: name the data with -- --data.train_urls FILES",
     )
     return ForeignRun(
