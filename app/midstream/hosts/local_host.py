@@ -80,7 +80,7 @@ class LocalProcess:
 
     def _close(self) -> None:
         # Not the buffered streams: another thread may have their locks, and a flush would block for ever if the child
-        # never reads.
+        # never reads. Closing one frees its buffer, and a thread that waits for its lock would use it afterwards.
         self._writing.end()
         if self._child.poll() is None:
             self._reading.end(0.0)
@@ -93,7 +93,7 @@ class LocalProcess:
         self._stderr.close(STDERR_TIMEOUT)
         self._writing.close()
         if self._reading.end(READ_TIMEOUT):
-            self.stdout.close()
+            self._reading.close()
         else:
             self._reading.leave()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import resource
 import signal
@@ -161,6 +162,16 @@ def test_close_ends_the_process(host: LocalHost) -> None:
     process.close()
     process.close()
     assert process.wait(1) == 0
+
+
+def test_closed_process_keeps_its_buffers(host: LocalHost) -> None:
+    """Closing a buffered stream frees its buffer; another thread that waits for its lock would use it afterwards."""
+    process = host.open(["cat"])
+    sizes = [sys.getsizeof(stream) for stream in (process.stdin, process.stdout)]
+    assert min(sizes) > io.DEFAULT_BUFFER_SIZE, "a size without the buffer"
+    process.close()
+    assert (process.stdin.closed, process.stdout.closed) == (True, True)
+    assert [sys.getsizeof(stream) for stream in (process.stdin, process.stdout)] == sizes
 
 
 def test_call_sends_function_with_its_imports(host: LocalHost) -> None:

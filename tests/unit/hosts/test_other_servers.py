@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +117,17 @@ def test_end_without_an_exit_status_is_lost_contact(connection: Connection) -> N
     with pytest.raises(ConnectionLostError, match="closed without an exit status"):
         process.wait(60)
     process.close()
+
+
+def test_closed_command_keeps_its_buffers(connection: Connection) -> None:
+    """Closing a buffered stream frees its buffer; another thread that waits for its lock would use it afterwards."""
+    process, _ = connection.start()
+    process.stdin.write(b"not flushed")
+    sizes = [sys.getsizeof(stream) for stream in (process.stdin, process.stdout)]
+    assert min(sizes) >= 1 << 16, "a size without the buffer"
+    process.close()
+    assert (process.stdin.closed, process.stdout.closed) == (True, True)
+    assert [sys.getsizeof(stream) for stream in (process.stdin, process.stdout)] == sizes
 
 
 @pytest.mark.parametrize("answer", [True, False])

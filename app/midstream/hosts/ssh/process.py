@@ -202,7 +202,8 @@ class SshProcess:
     def __init__(self, host: str, channel: paramiko.Channel) -> None:
         self.host, self._channel = host, channel
         channel.settimeout(WRITE_TIMEOUT)  # of writes; reads have `limit_reading`
-        self.stdin = cast(BinaryIO, io.BufferedWriter(_Writer(channel), 1 << 16))
+        self._writer = _Writer(channel)
+        self.stdin = cast(BinaryIO, io.BufferedWriter(self._writer, 1 << 16))
         self._stderr = _Stderr(host, channel)
         self._reader = _Reader(host, channel, self._stderr)
         self.stdout = cast(BinaryIO, io.BufferedReader(self._reader, 1 << 18))
@@ -239,6 +240,7 @@ class SshProcess:
     def close(self) -> None:
         self._channel.close()
         self._stderr.read()
-        for stream in (self.stdin, self.stdout):
-            with contextlib.suppress(OSError, ValueError, EOFError):  # a closed channel cannot be flushed
-                stream.close()
+        # Not the buffered streams: closing one frees its buffer, and Python lets another thread, which waits for its
+        # lock in a flush or a read, use it afterwards.
+        self._writer.close()
+        self._reader.close()
