@@ -1,18 +1,19 @@
 """Speed of `--reshard`, beside copying the same bytes, and DeepSpeed's ds_to_universal.
 
     python benchmarks/reshard.py [--hidden 1024] [--layers 8] [--ranks 4] [--to 3] [--rounds 3] [--deepspeed PYTHON]
+        [--base CHECKOUT]
 
 The checkpoint, the bare copy and ds_to_universal are those of `import.py`. Measured in turn, each in a process of its
 own, with the source dropped from the page cache before:
 
 - copying: blocks past the page cache, several at a time, and waited for;
-- dividing the checkpoint over another number of processes: it reads, checks every CRC-32, hashes, writes, waits for the
-  disk, reads what it wrote, and hashes again;
+- dividing the checkpoint over another number of processes: it reads, checks every CRC-32, writes, waits for the
+  disk, reads both again, compares every byte, and hashes; with ``--base`` also that of another checkout of midstream;
 - with ``--deepspeed`` ds_to_universal, which writes all twice, and neither checks nor hashes nor waits for the disk;
 - with ``--deepspeed`` DeepSpeed's ``load_checkpoint`` in that many processes (gloo), of both results: times are those
   of its slowest process, memory what all processes have above that before the load.
 
-Times are medians of the rounds, memory the highest peak.
+Times are medians of the rounds, processor seconds are those of all threads, memory is the highest peak.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -49,7 +51,7 @@ def reshard_once(source: str, target: str, ranks: str) -> dict[str, float]:
         began = time.monotonic()
         reshard(tag_of(source), target, int(ranks))
         seconds = time.monotonic() - began
-    return {"seconds": seconds, "memory": peak.highest}
+    return {"seconds": seconds, "memory": peak.highest, "processor": time.process_time()}
 
 
 def load(_source: str, target: str, python: str, ranks: str, universal: str) -> dict[str, float]:
@@ -67,22 +69,26 @@ def load(_source: str, target: str, python: str, ranks: str, universal: str) -> 
 MEASURED = {"copy": imports.copy, "reshard": reshard_once, "universal": imports.universal, "load": load}
 
 
-def apart(name: str, source: Path, *arguments: str) -> dict[str, float]:
-    """One measurement in a process of its own, from the disk."""
+def apart(name: str, source: Path, *arguments: str, base: str = "") -> dict[str, float]:
+    """One measurement in a process of its own, from the disk. ``base``: with that checkout's midstream."""
     target = source.parent / TAG
     imports.drop(str(source if name != "load" else target))
     command = [sys.executable, str(HERE / "reshard.py"), "--one", name, str(source), str(target), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {**os.environ, **({"PYTHONPATH": f"{base}/engine"} if base else {})}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def one_round(source: Path, ranks: str, python: str | None) -> dict[str, dict[str, float]]:
+def one_round(source: Path, ranks: str, python: str | None, base: str) -> dict[str, dict[str, float]]:
     """Each measurement once; what they wrote is removed."""
     target = source.parent / TAG
     measured = {"copy": apart("copy", source)}
     shutil.rmtree(target)
+    if base:
+        measured["base"] = apart("reshard", source, ranks, base=base)
+        shutil.rmtree(target)
     for name, argument in {"reshard": ranks, **({"universal": python} if python else {})}.items():
         measured[name] = apart(name, source, argument)
         if python:
@@ -93,10 +99,12 @@ def one_round(source: Path, ranks: str, python: str | None) -> dict[str, dict[st
 
 
 def report(size: int, medians: dict[str, dict[str, float]]) -> None:
-    print(f"{'':16} {'GB/s':>6} {'of copying':>11} {'memory MB':>10}")
+    print(f"{'':16} {'GB/s':>6} {'of copying':>11} {'processor s':>12} {'memory MB':>10}")
     for name, median in medians.items():
         ratio = medians["copy"]["seconds"] / median["seconds"]
-        print(f"{name:16} {size / median['seconds'] / 1e9:6.2f} {ratio:11.2f} {median['memory'] / 1e6:10.0f}")
+        processor = median["processor"] or math.nan
+        print(f"{name:16} {size / median['seconds'] / 1e9:6.2f} {ratio:11.2f} {processor:12.1f} "
+              f"{median['memory'] / 1e6:10.0f}")  # fmt: skip
     if "universal" not in medians:
         return
     for loads in (("", "without"), (", load", "with")):
@@ -115,6 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", help="a directory for some gigabytes; default: a temporary one")
     parser.add_argument("--deepspeed", metavar="PYTHON", help="measure ds_to_universal with this interpreter")
+    parser.add_argument("--base", metavar="CHECKOUT", default="", help="measure that checkout's division too")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -129,7 +138,7 @@ def main() -> None:
         size = sum(path.stat().st_size for path in imports.files_of(str(source)))
         rounds: dict[str, list[dict[str, float]]] = {}
         for _ in range(options.rounds):
-            for name, measured in one_round(source, str(options.to), options.deepspeed).items():
+            for name, measured in one_round(source, str(options.to), options.deepspeed, options.base).items():
                 rounds.setdefault(name, []).append(measured)
         now = f"{datetime.now(UTC):%Y-%m-%d}, Python {sys.version.split()[0]}"
         print(f"{now}, {os.cpu_count()} cores: {size / 1e9:.2f} GB, {options.ranks} -> {options.to} processes")

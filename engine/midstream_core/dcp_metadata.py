@@ -13,6 +13,11 @@ from midstream_core.torch_archive import PlainValues, TorchArchive
 
 METADATA_LIMIT = 32 << 20  # bytes
 MIN_STORED = 1 << 16  # bytes of a stored number, with the archive around it, or less
+MEGATRON_TABLES = ("embedding.word_embeddings.weight", "module.embedding.word_embeddings.weight")
+MEGATRON = (
+    "a checkpoint of Megatron-core (torch_dist), which is not imported (hint: Megatron Bridge writes its weights as "
+    "Hugging Face's model, without the optimizer)"
+)
 _METADATA = ("torch.distributed.checkpoint.metadata", "Metadata")
 _STORAGE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _INDEX = ("torch.distributed.checkpoint.metadata", "MetadataIndex")

@@ -109,7 +109,7 @@ def recognise(source: str) -> str:
         return "neox"
     if os.path.exists(os.path.join(source, records.MANIFEST)) and os.path.exists(os.path.join(source, records.TRAIN)):
         return "midstream"
-    if os.path.exists(os.path.join(source, "metadata.json")):
+    if os.path.exists(os.path.join(source, "metadata.json")) and not torch_dcp.is_one(source):
         return "levanter"
     if orbax.is_checkpoint(source):
         return "maxtext"

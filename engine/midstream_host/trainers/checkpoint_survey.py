@@ -99,7 +99,8 @@ def survey_of(files: CheckpointFiles, path: str, config: str = "") -> Checkpoint
         raise ValueError("{} is a checkpoint of midstream: --migrate RUN migrates its run".format(path))
     steps = [name for name in names if name.startswith("step-")]
     is_run = any(files.is_file(os.path.join(path, name, "metadata.json")) for name in steps)
-    if "metadata.json" in names or (is_run and "config.json" not in names):
+    # Megatron-core's checkpoints have a metadata.json too.
+    if ("metadata.json" in names and DCP not in names) or (is_run and "config.json" not in names):
         return _levanter(files, path, config)
     newest = maxtext_survey.find(files, path, names)
     if newest is not None:
@@ -285,6 +286,8 @@ def _torch_dcp(files: CheckpointFiles, path: str, config: str) -> CheckpointSurv
         counts = {name: _number(files, path, state.values[name]) for name in _DCP_NUMBERS if name in state.values}
     except FormatError as error:
         raise ValueError("{}: {}".format(described, error)) from None
+    if any(name in state.tensors for name in dcp_metadata.MEGATRON_TABLES):
+        raise ValueError("{}: {}".format(path, dcp_metadata.MEGATRON))
     step, ranks = (counts.get(name) for name in _DCP_NUMBERS)
     if step is None or step != int(step):
         raise ValueError("{}: has no {}: torchtitan's names are read".format(path, _DCP_NUMBERS[0]))

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from midstream_core.dcp_metadata import MEGATRON, MEGATRON_TABLES
 from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
 from midstream_core.precision import precision_of
 from midstream_engine.checkpoint.array_names import LogicalArray
@@ -60,6 +61,8 @@ def open_torch_dcp(path: str, config_path: str | None = None) -> ForeignRun:
         ConversionError: An array is unused, missing, damaged or of another shape, or the configuration does not fit.
     """
     checkpoint = DcpCheckpoint(find(path))
+    if any(name in checkpoint.tensors for name in MEGATRON_TABLES):
+        raise ConversionError(f"{checkpoint.directory}: {MEGATRON}")
     if TABLE not in checkpoint.tensors:
         raise ConversionError(f"{checkpoint.directory}: has no {TABLE}: torchtitan's names of a Llama are read")
     parameters = parameters_of(checkpoint)

@@ -128,7 +128,12 @@ class DcpCheckpoint:
 
 def is_checkpoint(path: str) -> bool:
     """Return whether ``path`` is a checkpoint, or a folder of them."""
-    return os.path.isfile(os.path.join(path, METADATA)) or bool(_steps(path))
+    return is_one(path) or bool(_steps(path))
+
+
+def is_one(path: str) -> bool:
+    """Return whether ``path`` itself is a checkpoint."""
+    return os.path.isfile(os.path.join(path, METADATA))
 
 
 def find(path: str) -> str:
@@ -137,7 +142,7 @@ def find(path: str) -> str:
     Raises:
         ConversionError: There is none.
     """
-    if os.path.isfile(os.path.join(path, METADATA)):
+    if is_one(path):
         return path
     steps = _steps(path)
     if not steps:

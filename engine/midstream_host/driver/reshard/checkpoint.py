@@ -29,12 +29,13 @@ from midstream_host.driver.reshard.division import (
     undo_round_robin,
 )
 from midstream_host.driver.reshard.optimizer_file import FP32, OptimizerFile
-from midstream_host.driver.reshard.segments import Archive, Segment, hashed_blocks, joined, zeros
+from midstream_host.driver.reshard.segments import Archive, Segment, compared_blocks, hashed_blocks, joined, zeros
 from midstream_host.formats.torch_tree import shape_of
 
 _MODEL = re.compile(r"mp_rank_(\d{1,6})_model_states\.pt")
 _SHARD = re.compile(r"zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_model_states\.pt")
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d{1,6})_mp_rank_(\d{1,6})_?optim_states\.pt")
+_OTHERS = "the numbers of {} that were written are not those that were read (hint: check the disk)"
 _FOREIGN = (
     (re.compile(r"(?:layer_\d+_)?expert_.*|expp_rank_.*"), "experts are divided over processes in another way"),
     (re.compile(r"zero/.*"), "it was written by ds_to_universal, which is for any number of processes"),
@@ -270,14 +271,28 @@ class StoredCheckpoint:
         files = [file.archive for model_rank in self.parts for file in model_rank.optimizers]
         return files + [model.archive for model in self.models.values()]
 
-    def digests(self) -> Dict[str, str]:
+    def digests(self, written: Optional[StoredCheckpoint] = None) -> Dict[str, str]:
         """Return the SHA-256 of all numbers of each kind.
 
-        Order: that of the parameters, without padding.
+        Order: that of the parameters, without padding. It is the same whatever number of processes wrote the
+        checkpoint.
 
-        It is the same whatever number of processes wrote the checkpoint. Raises FormatError and OSError.
+        Args:
+            written: Compared byte by byte in the same pass.
+
+        Raises:
+            FormatError: A file is damaged, or ``written`` has other numbers.
+            OSError: A file cannot be read.
         """
-        kinds = sorted(
+        kinds = self.kinds()
+        for kind in sorted(set(kinds).symmetric_difference(kinds if written is None else written.kinds())):
+            raise FormatError(_OTHERS.format(kind))
+        with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
+            return dict(zip(kinds, pool.map(self._digest, kinds, [written] * len(kinds))))
+
+    def kinds(self) -> List[str]:
+        """Return the kinds of numbers: masters, and states of the optimizer."""
+        return sorted(
             {
                 kind
                 for model_rank in self.parts
@@ -285,22 +300,29 @@ class StoredCheckpoint:
                 for kind in model_rank.kinds(group)
             }
         )
-        with concurrent.futures.ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-            return dict(zip(kinds, pool.map(self._digest, kinds)))
 
-    def _digest(self, kind: str) -> str:
-        digest = hashlib.sha256()
-        for model_rank in self.parts:
-            for group, parameters in enumerate(model_rank.order):
-                if kind in model_rank.kinds(group):
-                    segments = [
-                        segment
-                        for parameter in parameters
-                        for segment in model_rank.numbers(kind, group, parameter, 0, parameter.size)
-                    ]
-                    for block in hashed_blocks(joined(segments)):
-                        digest.update(block)
+    def _digest(self, kind: str, written: Optional[StoredCheckpoint]) -> str:
+        digest, own = hashlib.sha256(), self.numbers_of(kind)
+        blocks = hashed_blocks(own)
+        if written is not None:
+            blocks = compared_blocks(own, written.numbers_of(kind), _OTHERS.format(kind))
+        for block in blocks:
+            digest.update(block)
         return digest.hexdigest()
+
+    def numbers_of(self, kind: str) -> List[Segment]:
+        """Return where the numbers of a kind are, in the order of the parameters.
+
+        Raises FormatError.
+        """
+        return joined(
+            segment
+            for model_rank in self.parts
+            for group, parameters in enumerate(model_rank.order)
+            if kind in model_rank.kinds(group)
+            for parameter in parameters
+            for segment in model_rank.numbers(kind, group, parameter, 0, parameter.size)
+        )
 
     def _ranks(self, model: ModelFile) -> int:
         ranks = value_of(model.tree, "dp_world_size")

@@ -5,6 +5,7 @@ Standard library only; Python 3.8.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import os
 import threading
@@ -17,6 +18,7 @@ from midstream_core.format_error import FormatError
 from midstream_core.torch_archive import PICKLE_LIMIT
 from midstream_core.torch_members import Member, members_of
 
+_MEMCMP = ctypes.CDLL(None).memcmp
 BLOCK = 4 << 20  # bytes in memory of each thread that copies
 
 
@@ -201,6 +203,31 @@ def hashed_blocks(segments: Iterable[Segment]) -> Iterator[memoryview]:
         assert segment.archive is not None
         for block, _ in segment.archive.blocks(*segment[1:], checked=False):
             yield block
+
+
+def compared_blocks(segments: Iterable[Segment], others: Iterable[Segment], message: str) -> Iterator[memoryview]:
+    """Yield the bytes of segments, each block after it was compared with the others.
+
+    Raises FormatError with ``message`` where a byte differs or one of both ends first; and as `hashed_blocks`.
+    """
+    rest, blocks = memoryview(b""), hashed_blocks(others)
+    for block in hashed_blocks(segments):
+        place = 0
+        while place < len(block):
+            rest = rest if len(rest) else next(blocks, rest)
+            size = min(len(rest), len(block) - place)
+            if not size or not _equal(block[place : place + size], rest[:size]):
+                raise FormatError(message)
+            place, rest = place + size, rest[size:]
+        yield block
+    if len(rest) or next(blocks, None) is not None:
+        raise FormatError(message)
+
+
+def _equal(first: memoryview, second: memoryview) -> bool:
+    """Compare equally long parts of writable buffers, without the interpreter's lock."""
+    parts = [(ctypes.c_char * len(first)).from_buffer(view) for view in (first, second)]
+    return _MEMCMP(parts[0], parts[1], ctypes.c_size_t(len(first))) == 0
 
 
 def _blocks_of(segments: Iterable[Segment]) -> Iterator[Tuple[memoryview, int]]:

@@ -90,6 +90,19 @@ def test_plain_data_parallelism_has_every_number(name: str, stages: str, tmp_pat
     assert_same(arrays_of(tmp_path / "divided" / TAG), expected)
 
 
+def test_six_ranks_two_trainer_and_back_keep_every_number(tmp_path: Path) -> None:
+    """The way of tests/trainers/test_round_trip.py, without training between."""
+    expected = filled(NEOX / "pythia-fp32-z1-dp2")
+    six = exported(imported("pythia-fp32-z1-dp2", tmp_path), "six", "--processes", "6", "--pipe-parallel-size", "0")
+    (tmp_path / "two").mkdir()
+    assert reshard(str(six / TAG), str(tmp_path / "two" / TAG), 2).ranks_before == 6
+    here, there, again = (tmp_path / name for name in ("here", "there", "again"))
+    assert main([str(tmp_path / "two" / TAG), str(here), "--without-data", "--without-reference-losses"]) == 0
+    assert main([str(here), str(there), "--to", "huggingface-trainer"]) == 0
+    assert main([str(there / "checkpoint-3"), str(again)]) == 0
+    assert_same(arrays_of(exported(again, "back", "--processes", "6", "--pipe-parallel-size", "0")), expected)
+
+
 @pytest.mark.parametrize("name", ["llama-bf16-z1-tp2-pp2-dp2", "tied-fp32-z1-pp2-tp2", "pythia-fp32-z1-tp2-dp2"])
 def test_tensor_parallel_ranks_are_merged_and_split(name: str, tmp_path: Path) -> None:
     """Two ranks, one, two again: every rank has its numbers."""

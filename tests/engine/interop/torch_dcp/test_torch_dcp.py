@@ -20,7 +20,7 @@ from midstream_core import dcp_metadata, pickle_tree, pickle_writer
 from midstream_core.format_error import FormatError
 from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
 from midstream_engine.checkpoint.loading.verify import verify_checkpoint
-from midstream_engine.convert import main
+from midstream_engine.convert import main, recognise
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.exported_run import open_run
 from midstream_engine.interop.exporters import ExportOptions
@@ -30,6 +30,7 @@ from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
 from midstream_engine.interop.torch_dcp.names import fused, present_name, unfused
 from midstream_engine.interop.torch_dcp.reader import DcpCheckpoint
 from midstream_host.formats import torch_tree
+from midstream_host.trainers import checkpoint_survey
 from support.imports import imported_runs
 from support.paths import FIXTURES
 
@@ -160,6 +161,22 @@ def test_parts_that_are_not_all_of_a_tensor_are_refused(what: str, source: Path)
     path.write_bytes(pickle_writer.dump(tree, 4))
     with pytest.raises(FormatError, match="not all of it"):
         dcp_metadata.state_of(path.read_bytes())
+
+
+def test_checkpoint_of_megatron_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Megatron-core 0.19.2 wrote it (tests/fixtures/megatron); it has a metadata.json as Levanter's have."""
+    with tarfile.open(FIXTURES / "megatron" / "torch_dist.tar.gz") as archive:
+        archive.extractall(tmp_path / "run", filter="data")
+    step = tmp_path / "run" / "iter_0000001"
+    assert (step / "metadata.json").exists()
+    assert DcpCheckpoint(str(step)).read("decoder.layers.mlp.linear_fc1.weight").shape == (2, 48, 16)
+    for source in (step, tmp_path / "run"):
+        assert recognise(str(source)) == "torch-dcp"
+        assert "iter_0000001: a checkpoint of Megatron-core (torch_dist), which is not imported" in refusal(
+            source, capsys
+        )
+        with pytest.raises(ValueError, match="a checkpoint of Megatron-core"):
+            checkpoint_survey.survey(path=str(source))
 
 
 def test_another_configuration_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -257,15 +257,22 @@ def test_disk_that_is_too_small_is_named_before_writing(tmp_path: Path, monkeypa
 
 
 def test_numbers_that_are_not_those_that_were_read_are_found(tmp_path: Path, monkeypatch) -> None:
-    """A disk, or a fault of this program, that writes other numbers."""
-    content = module.StoredCheckpoint.digests
-    monkeypatch.setattr(
-        module.StoredCheckpoint, "digests",
-        lambda stored: content(stored) if stored.directory == str(ZERO1) else {**content(stored), "fp32": "0"},
-    )  # fmt: skip
-    with pytest.raises(ReshardError, match="the numbers of fp32 that were written are not those that were read"):
-        reshard(str(ZERO1), str(tmp_path / "out"), 3)
-    assert not list(tmp_path.iterdir())
+    """A disk, or a fault of this program, that writes other numbers: every kind is compared."""
+    compare, kinds = module._compare, set[str]()
+    stored = Archive(str(ZERO1 / RANK1))
+    tensors = [name for name in stored.names() if name.startswith("data/") and (stored.size(name) or 0) > 16]
+    for member in tensors:
+
+        def damaged(stored, written, ranks, member: str = member):
+            flip(Path(written.directory, RANK1), member)
+            return compare(stored, StoredCheckpoint(written.directory), ranks)
+
+        monkeypatch.setattr(module, "_compare", damaged)
+        with pytest.raises(ReshardError, match="that were written are not those that were read") as caught:
+            reshard(str(ZERO1), str(tmp_path / "out"), 3)
+        kinds.add(str(caught.value).partition("the numbers of ")[2].split()[0])
+        assert not list(tmp_path.iterdir())
+    assert kinds == {"fp32", "exp_avg", "exp_avg_sq"}
 
 
 WAITS = """
