@@ -209,7 +209,8 @@ def plan(path: Path, hosts: int) -> dict[str, Any]:
     from midstream.migrate.journal.request import Request
     from midstream.migrate.planning.plan_description import describe
     from midstream.migrate.planning.planner import make_plan
-    from midstream.watch.snapshot import LIVE, Accelerator, HostView, Machine, Snapshot
+    from midstream.watch.machine import Accelerator, Machine
+    from midstream.watch.snapshot import LIVE, HostView, Snapshot
 
     root = path.parent / f"{path.stem}-hosts"
     view = write_run(root, path, hosts)

@@ -152,8 +152,8 @@ def _add_look(flags: FlagParser) -> None:
     )  # fmt: skip
     look.mode(
         "--config", of=("--migrate",), metavar="RUN|FILE", completes="runs",
-        help="print the configuration of a run's newest attempt; with --migrate PATH: the YAML file of a Levanter run, "
-        "a path on the checkpoint's host",
+        help="print the configuration of a run's newest attempt; with --migrate PATH: that of a run of Levanter, "
+        "torchtitan or MaxText, a path on the checkpoint's host",
     )  # fmt: skip
     look.flag(
         "--attempts", of=("--config",), metavar="A[,B]", default_text="the newest",

@@ -10,18 +10,15 @@ https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-no
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import urllib.error
-import urllib.request
 
 from midstream_core.json_types import object_or_empty
+from midstream_core.metadata_request import metadata_answer
 
 VARIABLE, DISABLED = "AWS_EC2_METADATA_SERVICE_ENDPOINT", "AWS_EC2_METADATA_DISABLED"
 ADDRESS = "http://169.254.169.254"
 VENDOR = "/sys/class/dmi/id/sys_vendor"
-REQUEST_TIMEOUT = 2.0  # seconds
 TOKEN_SECONDS = 300
 MAX_ANSWER = 10000  # bytes
 ACTIONS = ("terminate", "stop", "hibernate")
@@ -46,15 +43,14 @@ def notices(address: str) -> list[str] | None:
 
     None where they cannot be read, which proves nothing.
     """
-    try:
-        token = _request(
-            address, "PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
-        )
-        answer = _request(address, "GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
-    except urllib.error.HTTPError as error:
-        return [] if error.code == 404 and "instance-action" in error.url else None
-    except (OSError, http.client.HTTPException, ValueError):
+    lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
+    status, token = metadata_answer(f"{address}/latest/api/token", lifetime, MAX_ANSWER, "PUT")
+    if status != 200:
         return None
+    url = f"{address}/latest/meta-data/spot/instance-action"
+    status, answer = metadata_answer(url, {"X-aws-ec2-metadata-token": token}, MAX_ANSWER)
+    if status == 404:
+        return []
     try:
         value = object_or_empty(json.loads(answer))
     except ValueError:
@@ -62,10 +58,3 @@ def notices(address: str) -> list[str] | None:
     if value.get("action") not in ACTIONS:
         return None
     return ["spot {} at {}".format(value["action"], str(value.get("time", ""))[:40])]
-
-
-def _request(address: str, method: str, path: str, headers: dict[str, str]) -> str:
-    request = urllib.request.Request(address + path, headers=headers, method=method)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
-        return answer.read(MAX_ANSWER).decode(errors="replace").strip()

@@ -11,18 +11,16 @@ https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import urllib.request
 
 from midstream_core.json_types import JsonObject, JsonValue, list_or_empty, object_or_empty
+from midstream_core.metadata_request import metadata_answer
 
 VARIABLE = "MIDSTREAM_AZURE_METADATA"
 ADDRESS = "http://169.254.169.254"
 ASSET_TAG = "/sys/class/dmi/id/chassis_asset_tag"
 AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"  # of every machine of Azure
-REQUEST_TIMEOUT = 2.0  # seconds
 MAX_ANSWER = 100000  # bytes
 MAX_EVENTS = 1000
 ENDING = ("Preempt", "Terminate", "Redeploy", "Reboot")  # Freeze pauses the machine for seconds
@@ -70,10 +68,7 @@ def _text(event: JsonObject) -> str:
 
 def _read(address: str, path: str) -> JsonValue:
     """Return a JSON answer; None where there is none."""
-    request = urllib.request.Request(address + path, headers={"Metadata": "true"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
-            return json.loads(answer.read(MAX_ANSWER).decode(errors="replace"))
-    except (OSError, http.client.HTTPException, ValueError):
+        return json.loads(metadata_answer(address + path, {"Metadata": "true"}, MAX_ANSWER)[1])
+    except ValueError:
         return None

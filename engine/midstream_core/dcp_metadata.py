@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
+from typing import BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union, cast
 
 from midstream_core import records, restricted_pickle
 from midstream_core.format_error import FormatError
@@ -76,7 +76,7 @@ def read(path: str) -> DcpMetadata:
         FormatError: The file is partial, or no ``.metadata``.
         OSError: The file cannot be read.
     """
-    names, stored = _contents(path)
+    names, stored = _contents(records.read_bytes(path, METADATA_LIMIT))
     ends: Dict[str, int] = {}
     small: Dict[str, Place] = {}
     for name, _, place, changed in stored:
@@ -86,14 +86,13 @@ def read(path: str) -> DcpMetadata:
     return DcpMetadata(ends, list(names), small)
 
 
-def read_state(path: str) -> DcpState:
-    """Read a ``.metadata`` file with the parts of each tensor, which are all of it.
+def state_of(data: bytes) -> DcpState:
+    """Return what a ``.metadata`` file has, with all parts of each tensor.
 
     Raises:
         FormatError: The file is partial, no ``.metadata``, or a part of the state has no place or more than one.
-        OSError: The file cannot be read.
     """
-    names, stored = _contents(path)
+    names, stored = _contents(data)
     places: Dict[Tuple[str, Optional[Tuple[int, ...]]], Place] = {}
     ends: Dict[str, int] = {}
     for name, begins, place, changed in stored:
@@ -158,14 +157,14 @@ def _is_grid(shape: Tuple[int, ...], parts: List[StoredPart]) -> bool:
 
 
 def _contents(
-    path: str,
+    data: bytes,
 ) -> Tuple[Dict[str, object], Iterator[Tuple[str, Optional[Tuple[int, ...]], Place, bool]]]:
     """Return the names of the state with their records, and each place.
 
     A place has the name, the first index of a tensor's part, and whether the bytes are transformed.
     """
     try:
-        value = restricted_pickle.load(records.read_bytes(path, METADATA_LIMIT), PlainValues())
+        value = restricted_pickle.load(data, PlainValues())
     except restricted_pickle.PickleError as error:
         raise FormatError("cannot be read: {}".format(error)) from None
     fields = _fields(value, _METADATA)
@@ -202,13 +201,13 @@ def _sizes(value: object) -> Optional[Tuple[int, ...]]:
     return sizes if len(sizes) == len(items) else None
 
 
-def number(path: str, place: Place) -> Optional[float]:
+def number(source: Union[str, BinaryIO], place: Place) -> Optional[float]:
     """Return the number that a part of the state is.
 
-    None where it is another value, or has another format. ``path``: of the file. Raises OSError.
+    None where it is another value, or has another format. ``source``: the file, by path or open. Raises OSError.
     """
     try:
-        with TorchArchive(path, place.offset, place.length) as archive:
+        with TorchArchive(source, place.offset, place.length) as archive:
             return archive.number(archive.load())
     except (FormatError, records.RecordError):  # the state may be stored as safetensors
         return None

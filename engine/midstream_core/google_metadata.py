@@ -10,14 +10,13 @@ https://cloud.google.com/compute/docs/metadata/overview
 
 from __future__ import annotations
 
-import http.client
 import os
-import urllib.request
+
+from midstream_core.metadata_request import metadata_answer
 
 VARIABLE = "GCE_METADATA_HOST"
 HOST = "metadata.google.internal"
 PRODUCT = "/sys/class/dmi/id/product_name"
-REQUEST_TIMEOUT = 2.0  # seconds
 # Metadata key -> prefix of a value that is a notice. It comes 30 s before a spot machine is preempted, and earlier
 # before maintenance that ends a machine: https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 NOTICES = {"preempted": "TRUE", "maintenance-event": "TERMINATE"}
@@ -52,10 +51,4 @@ def read_metadata(server: str, name: str) -> str:
     Empty where it cannot be read, which proves nothing.
     """
     url = f"http://{server}/computeMetadata/v1/instance/{name}"
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
-            return answer.read(1000).decode(errors="replace").strip()
-    except (OSError, http.client.HTTPException):
-        return ""
+    return metadata_answer(url, {"Metadata-Flavor": "Google"}, 1000)[1]

@@ -116,6 +116,14 @@ def levanter_products(trainer: JsonObject) -> str:
     return str(trainer.get("matmul_precision") or counterpart(option, trainer.get("mp")) or HIGHEST)
 
 
+def maxtext_products(setting: object) -> str:
+    """Return the ``trainer.matmul_precision`` of an imported run of MaxText.
+
+    ``setting``: MaxText's; None where its configuration has none.
+    """
+    return "default" if setting in (None, "default", "bfloat16") else HIGHEST
+
+
 def rounds_products(mp: object, chosen: object) -> bool:
     """Return whether products round float32 numbers by an accelerator's default.
 

@@ -10,7 +10,7 @@ import os
 import struct
 import zipfile
 import zlib
-from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple, cast
+from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple, Union, cast
 
 from midstream_core import records, restricted_pickle
 from midstream_core.format_error import FormatError
@@ -109,16 +109,17 @@ def _tensor(arguments: Tuple[object, ...]) -> TensorInArchive:
 class TorchArchive:
     """One file of ``torch.save``, open until `close`. A context manager."""
 
-    def __init__(self, path: str, begin: int = 0, size: Optional[int] = None) -> None:
-        """Open and check the archive at ``path``.
+    def __init__(self, source: Union[str, BinaryIO], begin: int = 0, size: Optional[int] = None) -> None:
+        """Open and check the archive in ``source``.
 
-        ``begin`` and ``size``: the part of the file that has it, in bytes; by default all of it.
+        ``source``: a path, or a file that can seek and is closed with the archive. ``begin`` and ``size``: the part
+        of the file that has it, in bytes; by default all of it.
 
         Raises:
             FormatError: The file is partial, or no such archive.
             OSError: The file cannot be read.
         """
-        self._file = FilePart(path, begin, size)
+        self._file = FilePart(source, begin, size)
         try:
             self._members = members_of(cast("BinaryIO", self._file), self._file.size)
         except ValueError as error:
@@ -213,10 +214,11 @@ class FilePart(io.RawIOBase):
     The sizes of reads come from the file itself.
     """
 
-    def __init__(self, path: str, begin: int = 0, size: Optional[int] = None) -> None:
+    def __init__(self, source: Union[str, BinaryIO], begin: int = 0, size: Optional[int] = None) -> None:
         super().__init__()
-        self._raw, self._begin = records.open_regular(path), begin
-        rest = max(0, os.fstat(self._raw.fileno()).st_size - begin)
+        self._raw = records.open_regular(source) if isinstance(source, str) else source
+        self._begin = begin
+        rest = max(0, self._raw.seek(0, os.SEEK_END) - begin)
         self.size = rest if size is None else min(size, rest)
         self.seek(0)
 

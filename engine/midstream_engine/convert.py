@@ -201,6 +201,7 @@ def _export(source: str, final: str, options: argparse.Namespace) -> str:
             options.processes,
             options.pipe_parallel_size,
             options.model_parallel_size,
+            options.zero_stage,
         )
         written = exporters.exporter_of(options.to).export(run, partial, chosen)
     _print_notes(written.notes)
@@ -298,6 +299,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
                         "each layer, or 0")  # fmt: skip
     parser.add_argument("--model-parallel-size", type=_count, default=1, metavar="N", help="to neox: tensor-parallel "
                         "ranks")  # fmt: skip
+    parser.add_argument("--zero-stage", type=int, choices=(0, 1), default=1, help="to neox, deepspeed: 0 for plain "
+                        "data parallelism")  # fmt: skip
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="to huggingface")
     parser.add_argument("--vocab-size", type=int, help="to huggingface: rows to keep; default: the tokenizer's")
     parser.add_argument("--tokenizer", metavar="DIR", help="to huggingface: directory of the tokenizer's files")
@@ -316,6 +319,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--processes goes with --to {' and --to '.join(DATA_PARALLEL)}")
     if (options.pipe_parallel_size, options.model_parallel_size) != (1, 1) and options.to not in MODEL_PARALLEL:
         parser.error("--pipe-parallel-size and --model-parallel-size go with --to neox")
+    if options.zero_stage != 1 and options.to not in DATA_PARALLEL:
+        parser.error(f"--zero-stage goes with --to {' and --to '.join(DATA_PARALLEL)}")
     if options.dtype != "float32" and options.to != "huggingface":
         parser.error("--dtype goes with --to huggingface (hint: a state with its optimizer is float32)")
     if options.cast_parameters and options.to != "midstream":

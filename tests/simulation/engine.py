@@ -84,6 +84,8 @@ class Engine(Standby):
         restores = command is not None and command.action == records.RESTORE
         HISTORY.take_start(self._process, self.attempt.epoch)
         self.attempt = take_start(self.attempt, self.status, restores=restores)
+        if rows is None and command is not None and command.action in records.STARTS:
+            self.status.update(acknowledged=command.sequence)
         if rows is None:
             name, digest = self._restore(command)
             first = self._step

@@ -69,7 +69,7 @@ class EngineProcess:
             fence = bucket_fence.newest_fence(self.paths, fence)
         if command is not None and command.action in records.STARTS:
             named = records.parse_checkpoint_name(command.checkpoint or "")
-            if command.action == records.RESTORE and named is not None and named[1] != self.attempt.number:
+            if command.action in records.TAKEOVERS and named is not None and named[1] != self.attempt.number:
                 only = self.attempt.number if self.attempt.start <= 1 else None
                 since = newest_complete(self.paths, fence, attempt=only)
                 if since is not None and (only is not None or self._manifest(since).epoch == self.attempt.epoch):

@@ -75,6 +75,14 @@ FOUND = (
     _found(37, "copied state", "cold", "disk", "7:freeze process:5,73:freeze process:700"),
     # The owner's root was restored before its seal: the rollback started the older copy, without asking.
     _found(5720014, "and back", "live", "disk", "24:snapshot target:700,120:snapshot target:60"),
+    # A replica had taken over when its job was requeued: the sealed state that it restored failed the certificate.
+    _found(6056690, "migrate", "live", "cluster", "90:requeue jobs"),
+    # A replica's job was requeued before it took over: it trained on from the checkpoint of its rehearsal.
+    _found(6070156, "migrate", "live", "cluster", "18:kill after line,85:requeue jobs"),
+    # A journal had lost where a replay began, and no command brought the migration on.
+    _found(6010357, "copied state", "live", "disk", "18:kill process after,84:cut bucket:4000"),
+    # A process that was suspended had rehearsed from another checkpoint than the replica that another one started.
+    _found(6006479, "copied state", "live", "group", "36:freeze process:700"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "fixtures" / "neox"))
 import generate as neox  # first: it sets the environment of deepspeed
 
 import deepspeed  # isort: skip
+import numpy as np
 import torch
 from small_task import progress
 
@@ -24,6 +25,8 @@ CASES = {
     "llama-fp32-pipeline": neox.Fixture(neox.LLAMA, "fp32", 1, None, 2, 1),
     "tied-fp32-pipeline": neox.Fixture(neox.TIED, "fp32", 1, None, 1, 1),
     "pythia-fp32": neox.Fixture(neox.PYTHIA | NAMES, "fp32", 1, None, 2, 0),
+    "plain-fp32": neox.Fixture(neox.SEQUENTIAL | NAMES, "fp32", 0, None, 2, 0),
+    "any-ranks": neox.Fixture(neox.PYTHIA | NAMES, "fp32", 1, None, 8, 0),  # with a batch and steps of its own
 }
 
 
@@ -75,6 +78,7 @@ def main() -> None:
     parser.add_argument("--save-at", type=int, default=0)
     parser.add_argument("--resume", type=Path)
     parser.add_argument("--universal", action="store_true")
+    parser.add_argument("--batches", help="file for the tokens of all steps")
     given = parser.parse_args()
     deepspeed.init_distributed("gloo")
     ranks = torch.distributed.get_world_size()
@@ -86,6 +90,11 @@ def main() -> None:
         config["checkpoint"] = {"load_universal": given.universal}
     else:
         case = CASES[given.case]
+        if given.case == "any-ranks":
+            neox.GLOBAL_BATCH, neox.ITERATIONS, neox.WARMUP = 32, 30, 3.0
+            case = case._replace(data=ranks)
+        if given.batches and torch.distributed.get_rank() == 0:
+            np.save(given.batches, np.stack([neox.batch(step) for step in range(given.steps)]))
         module = module_of(case)
         groups, config = neox.small.groups(module, neox.DECAY), neox.settings(case)
     optimizer = torch.optim.AdamW(groups, lr=neox.LR, betas=(0.9, 0.95), eps=1e-8)

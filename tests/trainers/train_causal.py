@@ -68,11 +68,11 @@ def main() -> None:
     arguments = TrainingArguments(
         str(given.out), **{"logging_steps": 1, **named}, report_to=[], use_cpu=True, disable_tqdm=True
     )
-    if given.resume:  # every number has to come from what Trainer reads of the checkpoint
+    if given.model:
+        model = AutoModelForCausalLM.from_pretrained(given.model)
+    else:  # every number has to come from what Trainer reads of the checkpoint
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.resume))
-    else:
-        model = AutoModelForCausalLM.from_pretrained(given.model)
     model.loss_type = "ForCausalLM"  # GPT-2's is None, and Trainer counts a target too many in each row
     trainer = InOrder(model, arguments, train_dataset=Rows(np.load(given.batches)), callbacks=[Printing()])
     trainer.decaying = place / ("decay_parameters.json" if given.ours else "none")

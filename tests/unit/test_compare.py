@@ -26,7 +26,8 @@ from midstream.headless.compare_accelerators import is_config, text
 from midstream.hosts.host_pool import HostPool
 from midstream.install.reporter import Reporter
 from midstream.watch.known_devices import devices_file, remember_devices
-from midstream.watch.snapshot import Accelerator, HostView, Machine, Snapshot
+from midstream.watch.machine import Accelerator, Machine
+from midstream.watch.snapshot import HostView, Snapshot
 from midstream_core.accelerator_types import parse
 from midstream_engine.data.tokenize.tokenizer import load_tokenizer
 from support.accelerator_types import known

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from midstream.listing.conditions import Condition
     from midstream.listing.field_type import Field
     from midstream.migrate.journal.migration_view import MigrationView
-    from midstream.watch.snapshot import Machine, RunView, Snapshot
+    from midstream.watch.machine import Machine
+    from midstream.watch.snapshot import RunView, Snapshot
 
 MAX_REASON = 200  # characters of a reason in the table; --json has all of it
 

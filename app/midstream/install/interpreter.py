@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import json
 import os
 import secrets
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +138,9 @@ def python_tarball(build: PythonBuild) -> Path:
     Raises:
         LaunchError: It cannot be downloaded, or has another hash.
     """
+    import http.client  # with TLS, which takes 2 MB
+    import urllib.request
+
     cache = Path(os.environ.get("MIDSTREAM_CACHE") or "~/.cache/midstream").expanduser() / "pythons"
     path = cache / build.file.rpartition("/")[2]
     if path.exists() and _sha256(path) == build.sha256:

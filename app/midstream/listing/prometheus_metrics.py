@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from midstream.migrate.journal.migration_view import MigrationView
-    from midstream.watch.snapshot import HostView, Machine, RunView, Snapshot
+    from midstream.watch.machine import Machine
+    from midstream.watch.snapshot import HostView, RunView, Snapshot
 
 MAX_RUNS = 2000
 MAX_ACCELERATORS = 64  # of one host

@@ -17,6 +17,7 @@ from midstream.fleet.fleet_file import load_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.rpc.answer_limits import decode_file
 from midstream.launch.host_group_start import CONCURRENCY
+from midstream.migrate import host_files
 from midstream.migrate.host_group import HostGroup
 from midstream.migrate.journal.facts import Facts, StartingPoint
 from midstream.migrate.journal.journal import begun_rollback, read_events
@@ -95,6 +96,11 @@ def reestablish(migration: Migration, *, rollback: bool, why: str = DAMAGED) -> 
         lost = replace(lost, fallback_reason=why)
     if mode_of(plan.mode).replays and sealed is not None:
         lost = lost.updated(_promotion(migration))
+        # A rehearsal that this journal has is not of a replica that another process has started.
+        if lost.standby_attempt is not None and (
+            not complete.rehearsal or facts.standby_attempt != lost.standby_attempt
+        ):
+            lost = lost.updated(replay_start(migration, lost.standby_attempt, sealed.checkpoint))
     _journal_evident_phases(migration, sealed is not None, complete.target_attempt is not None)
     if ours and fence.epoch > plan.epoch and not begun_rollback(read_events(migration.directory.journal_file)):
         migration.journal.write(
@@ -164,6 +170,23 @@ def _promotion(migration: Migration) -> Facts:
     if number != newest.attempt or command.action != records.PROMOTE or status.acknowledged < command.sequence:
         return Facts()
     return Facts(takeover_step=command.step, fallback_reason="", standby_attempt=number)
+
+
+def replay_start(migration: Migration, attempt: int, sealed: str) -> Facts:
+    """Return the checkpoint that a promoted replica began with, by the source.
+
+    Nothing where the source has it no more. The target names it. That it is the run's own is the certificate's claim,
+    and the source's manifest alone shows it.
+    """
+    target, source, run_id = migration.target, migration.source, migration.plan.run_id
+    try:
+        restore = target.call(run_state.restore_evidence)(target.root, run_id, attempt)
+        if restore is None or restore.checkpoint == sealed or records.parse_checkpoint_name(restore.checkpoint) is None:
+            return Facts()
+        manifest = host_files.read_manifest(source, run_id, restore.checkpoint)
+    except MidstreamError:  # an absent or damaged manifest, or a host that does not answer
+        return Facts()
+    return Facts(rehearsal=StartingPoint(restore.checkpoint, manifest.step, manifest.root_digest))
 
 
 def _newest_command(

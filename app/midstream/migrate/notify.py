@@ -12,7 +12,6 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 from midstream.fleet.fleet import Fleet
-from midstream.migrate import webhook
 from midstream.printable import printable_values
 from midstream_core.json_types import JsonObject
 
@@ -31,6 +30,8 @@ def notify_all(fleet: Fleet, event: JsonObject) -> None:
     with ThreadPoolExecutor(max_workers=1 + len(fleet.notify)) as pool:
         pool.submit(notify, fleet.on_event, event)
         for receiver in fleet.notify:
+            from midstream.migrate import webhook  # with TLS, which takes 2 MB
+
             pool.submit(webhook.send, receiver, event)
 
 

@@ -17,7 +17,6 @@ from textual.screen import Screen
 from midstream.errors import MidstreamError
 from midstream.migrate.journal import migration_state
 from midstream.printable import printable
-from midstream.tui.actions import Actions
 from midstream.tui.pause_limiter import PauseLimiter
 from midstream.tui.refreshing_app import RefreshingApp
 from midstream.tui.screens.fleet.fleet_screen import FleetScreen
@@ -34,6 +33,7 @@ from midstream.watch.snapshot import LIVE
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
     from midstream.migrate.journal.request import Request
+    from midstream.tui.actions import Actions
 
 MIGRATIONS_INTERVAL = 0.5  # seconds between reads of the migrations' journals
 DEMO_GUIDE = "Demo: press m to migrate this run to other devices; ? lists the keys, q ends it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from textual.app import App
@@ -12,17 +13,17 @@ from textual.dom import DOMNode
 from textual.screen import Screen
 
 from midstream.listing.fleet_facts import FleetFacts
-from midstream.tui.actions import Actions
 from midstream.tui.background import Background
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.state.screen_state import ScreenState, SnapshotSource
 from midstream.tui.state.series_cache import SeriesCache
-from midstream.tui.state.system_curves import SystemCurves
 from midstream.tui.style.glyphs import ASCII, UNICODE
 
 if TYPE_CHECKING:
     from midstream.launch.launch_request import LaunchRequest
     from midstream.migrate.journal.request import Request
+    from midstream.tui.actions import Actions
+    from midstream.tui.state.system_curves import SystemCurves
 
 RELOAD_EXIT_CODE = 75  # the caller reads the fleet file again and starts another application
 SHORT_SCREEN = 20  # rows; a screen with fewer shows what is needed to act, and no empty lines
@@ -66,10 +67,16 @@ class BaseApp(App[int], inherit_bindings=False):
         self.clock = clock
         self.saved_layout = layout or SavedLayout()
         self.series_cache = SeriesCache(ROWS_PER_REFRESH)
-        self.system_curves = SystemCurves(self.series_cache)
         self.facts = FleetFacts()
         self.screen_state = ScreenState(source.snapshot(), (), clock(), self.facts)
         self.request = request
+
+    @cached_property
+    def system_curves(self) -> SystemCurves:
+        """Series of the hosts' system metrics."""
+        from midstream.tui.state.system_curves import SystemCurves
+
+        return SystemCurves(self.series_cache)
 
     def restart(self, request: Request | None = None) -> None:
         """Exit with `RELOAD_EXIT_CODE`.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
+from midstream.watch.machine import AcceleratorUser, Disk, InfinibandPort
 from midstream_core.json_types import ReportLine
 
 MAX_LISTED = 256  # accelerators, processes, disks and ports of a host that are shown

@@ -7,97 +7,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from midstream.ownership.judgement import Judgement
 from midstream.watch.log_errors import error_line
 from midstream.watch.run_order import RunOrder, RunsByHost
-from midstream.watch.system_series import SystemSeries
 from midstream_core import records
 from midstream_core.json_types import LoggedRow
 
 if TYPE_CHECKING:
+    from midstream.ownership.judgement import Judgement
     from midstream.ownership.owner_judge import OwnerJudge
+    from midstream.watch.machine import Machine
+    from midstream.watch.system_series import SystemSeries
     from midstream_core.listed_checkpoint import ListedCheckpoint
 
 CONNECTING, LIVE, STALE, DOWN = "connecting", "live", "stale", "down"
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """One accelerator as the host reports it. None: not reported."""
-
-    index: int
-    kind: str  # "NVIDIA A100-SXM4-80GB", "TPU v4", "cpu" for a virtual device
-    memory_total: int | None = None  # bytes
-    memory_used: int | None = None  # bytes
-    utilization: float | None = None  # 0..1, busy time
-    pids: tuple[int, ...] = ()  # of the processes that use it
-    temperature: float | None = None  # degrees Celsius
-    power: float | None = None  # watts
-    power_limit: float | None = None  # watts
-    capability: str = ""  # CUDA compute capability: "9.0"
-
-
-@dataclass(frozen=True)
-class AcceleratorUser:
-    """Process that uses accelerators.
-
-    Empty where the host does not permit to read it.
-    """
-
-    pid: int
-    user: str
-    command: str  # the first words of its command line, without options
-    started: float | None = None  # UTC seconds by the host's clock
-    memory: int | None = None  # bytes on all accelerators
-    run: str = ""  # the run that it trains
-
-
-@dataclass(frozen=True)
-class Disk:
-    """A mounted file system. Sizes in bytes."""
-
-    mount: str
-    device: str
-    total: int
-    free: int
-
-
-@dataclass(frozen=True)
-class InfinibandPort:
-    """A port of an RDMA device."""
-
-    device: str  # "mlx5_0"
-    port: int
-    state: str  # "active", "down", "init", ...
-    gigabits: float | None  # per second
-    layer: str  # "InfiniBand"; "Ethernet" is RoCE
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The host itself. Sizes in bytes."""
-
-    hostname: str
-    platform: str  # "Linux-6.1 x86_64 glibc2.36"
-    python: str  # "3.11.7"; empty: none
-    cpus: int
-    cpu_used: float  # 0..1
-    memory_total: int
-    memory_used: int
-    disk_total: int  # of the file system of the root
-    disk_free: int
-    clock_skew: float  # seconds, host minus operator, error at most half the round trip
-    accelerators: tuple[Accelerator, ...] = ()
-    system: str = ""  # "Ubuntu 22.04.4 LTS"
-    kernel: str = ""
-    glibc: str = ""  # "2.35"; empty: unknown, or another libc
-    cpu_model: str = ""
-    driver: str = ""  # NVIDIA's kernel driver: "550.54.15"
-    cuda: str = ""  # the newest CUDA that the driver supports: "12.4"
-    users: tuple[AcceleratorUser, ...] = ()
-    disks: tuple[Disk, ...] = ()
-    infiniband: tuple[InfinibandPort, ...] = ()
-    clock_synchronized: bool | None = None  # by a time server; None: not reported
 
 
 @dataclass(frozen=True)
@@ -212,7 +134,7 @@ class Snapshot:
     time: float
     hosts: tuple[HostView, ...] = ()
     runs: Sequence[RunView] = ()
-    system: Mapping[str, SystemSeries] = field(default_factory=dict[str, SystemSeries], repr=False, compare=False)
+    system: Mapping[str, SystemSeries] = field(default_factory=dict, repr=False, compare=False)
     known_order: RunOrder | None = field(default=None, repr=False, compare=False)
     owners: OwnerJudge | None = field(default=None, repr=False, compare=False)  # None: nothing is proven
 
@@ -287,6 +209,8 @@ class Snapshot:
         return tuple(self.by_host.copy(number, run_id) for number in self.order.hosts(run_id))
 
     def _judge(self, run_id: str, copies: Sequence[RunView]) -> Judgement:
+        from midstream.ownership.judgement import Judgement
+
         return Judgement(run_id) if self.owners is None else self.owners.judge(run_id, copies)
 
     def members(self, run: RunView) -> tuple[RunView, ...]:

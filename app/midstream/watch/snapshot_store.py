@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from midstream.watch.machine import Accelerator, Machine
 from midstream.watch.metric_rows import parse_rows
 from midstream.watch.reported_values import MAX_LISTED, inventory, reported
 from midstream.watch.run_copy import RunCopy
 from midstream.watch.run_order import RunOrder, RunsByHost
 from midstream.watch.shared_values import SharedValues
-from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, Accelerator, HostView, Machine, RunView, Snapshot
+from midstream.watch.snapshot import CONNECTING, DOWN, LIVE, STALE, HostView, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
 from midstream_core.json_types import JsonObject, ReportLine
 

@@ -7,10 +7,6 @@ import threading
 
 from midstream_core.object_store.access import Access, engine_access
 from midstream_core.object_store.bucket_client import BucketClient
-from midstream_core.object_store.gcs_client import GcsClient
-from midstream_core.object_store.gcs_session import prepare_storage
-from midstream_core.object_store.s3_client import S3Client
-from midstream_core.object_store.s3_session import prepare_session
 from midstream_core.object_store.urls import GCS, split_url
 
 # Environment variables that a client reads when it is opened.
@@ -28,7 +24,13 @@ def open_bucket(url: str, access: Access | None = None) -> BucketClient:
         StoreError: The URL names no bucket, the service's package is not installed, or there are no credentials.
     """
     scheme, _, _ = split_url(url)
-    return (GcsClient if scheme == GCS else S3Client)(url, access or Access())
+    if scheme == GCS:
+        from midstream_core.object_store.gcs_client import GcsClient
+
+        return GcsClient(url, access or Access())
+    from midstream_core.object_store.s3_client import S3Client
+
+    return S3Client(url, access or Access())
 
 
 def prepare_client(scheme: str) -> None:
@@ -38,7 +40,14 @@ def prepare_client(scheme: str) -> None:
 
     Raises ImportError and the errors of the service's package.
     """
-    (prepare_storage if scheme == GCS else prepare_session)()
+    if scheme == GCS:
+        from midstream_core.object_store.gcs_session import prepare_storage
+
+        prepare_storage()
+    else:
+        from midstream_core.object_store.s3_session import prepare_session
+
+        prepare_session()
 
 
 def engine_bucket(url: str, *, public: bool = False, settings_of: str = "") -> BucketClient:

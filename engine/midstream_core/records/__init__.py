@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from midstream_core.records.share import *
 
 _NAMES = {  # module -> its names; a module is loaded with the first use of one of them
-    "command": "Command PROMOTE REPLAY RESTORE SAVE STANDBY STANDBYS STARTS STOP",
+    "command": "Command PROMOTE REPLAY RESTORE SAVE STANDBY STANDBYS STARTS STOP TAKEOVERS",
     "digests": "batch_digest crc32c_base64 data_digests IMPORTED root_digest tokenizer_digests",
     "errors": "DamagedRecordError NewerFormatError RecordError",
     "evidence": "ParameterDrift Restore ShardDrift TrainerEvidence",

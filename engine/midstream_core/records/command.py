@@ -14,7 +14,9 @@ RESTORE = "restore"
 PROMOTE = "promote"
 STANDBY = "standby"
 REPLAY = "replay"
-STARTS = frozenset({RESTORE, STANDBY, REPLAY})  # actions that an attempt may be started with
+# Actions that an attempt may be started with; promote: a replica's requeued job, which has to restore the sealed state.
+STARTS = frozenset({RESTORE, STANDBY, REPLAY, PROMOTE})
+TAKEOVERS = frozenset({RESTORE, PROMOTE})  # those of them that make an attempt the run's owner
 STANDBYS = frozenset({STANDBY, REPLAY})  # those of them whose attempt waits as a standby
 
 

@@ -155,7 +155,7 @@ def _saved_since(attempt: AttemptRecord, command: records.Command) -> Origin | N
     attempt.
     """
     named = records.parse_checkpoint_name(command.checkpoint or "")
-    if command.action != records.RESTORE or named is None or named[1] == attempt.number:
+    if command.action not in records.TAKEOVERS or named is None or named[1] == attempt.number:
         return None
     only = attempt.number if attempt.start <= 1 else None
     try:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from midstream_core import levanter_checkpoints
+from midstream_core import levanter_checkpoints, maxtext_checkpoints
 from midstream_core.attempt.errors import EngineError
 from midstream_core.latest_file import named_folder
 from midstream_core.object_store.bucket_client import CHUNK, READS, BucketClient, StoredObject
@@ -21,9 +21,16 @@ from midstream_core.object_store.open_bucket import engine_bucket
 from midstream_core.object_store.urls import split_url
 
 AT_ONCE = 8  # objects
+_DCP = ".metadata"
 FETCHED = "fetched.jsonl"  # a line for each object that has arrived
-PARENT_CONFIGS = ("../config.yaml", "../../config.yaml")  # of a run of Levanter
+# Configurations above a checkpoint, by the name of a file that the checkpoint has.
+PARENT_CONFIGS = {
+    "metadata.json": ("../config.yaml", "../../config.yaml"),
+    _DCP: ("../config.json", "../../config.json"),
+    maxtext_checkpoints.TREE: maxtext_checkpoints.CONFIGS[1:],
+}
 _STEP = re.compile(r"(?:global_step|step-)(\d+)")
+_NUMBERED = re.compile(r"\D*(\d{1,12})")  # folder of a checkpoint of torch (DCP)
 
 Show = Callable[[str, int, int], None]  # object, bytes done, bytes in total
 
@@ -48,8 +55,8 @@ def fetch(url: str, directory: str, config: str = "", show: Show = lambda *_: No
     try:
         client = engine_bucket(root, public=True, settings_of=url)
         chosen = _chosen(client, prefix, url)
-        if not config and "metadata.json" in {path.rpartition("/")[2] for path in chosen}:
-            chosen.update(_parent_configs(client, prefix))
+        if not config:
+            chosen.update(_parent_configs(client, prefix, {path.rpartition("/")[2] for path in chosen}))
         paths = {entry.path: _place(directory, prefix, relative, url) for relative, entry in chosen.items()}
         objects = list(chosen.values())
         if config:
@@ -81,6 +88,8 @@ def _chosen(client: BucketClient, prefix: str, url: str) -> dict[str, StoredObje
             newest = named_folder(client.get(start + "latest")[0].decode(errors="replace"), folders)
         except ValueError as error:
             raise EngineError(f"{url}/{error}") from None
+    elif (finished := _numbered(client, start, objects_of_run, folders, url)) is not None:
+        newest, steps = finished
     else:
         complete = [step for step in steps if f"{step}/metadata.json" in objects_of_run]
         if "metadata.json" in objects_of_run or not complete:
@@ -89,7 +98,37 @@ def _chosen(client: BucketClient, prefix: str, url: str) -> dict[str, StoredObje
             newest = _newest(client, start, complete, objects_of_run)
         except ValueError as error:
             raise EngineError(f"{url}/{error}") from None
-    return {path: entry for path, entry in objects_of_run.items() if path.split("/")[0] not in steps - {newest}}
+    older = tuple(f"{step}/" for step in steps - {newest})
+    return {path: entry for path, entry in objects_of_run.items() if not path.startswith(older)}
+
+
+def _numbered(
+    client: BucketClient, start: str, stored: dict[str, StoredObject], folders: set[str], url: str
+) -> tuple[str, set[str]] | None:
+    """Return the newest checkpoint of a run, and the folders of all its steps.
+
+    None: it is no run of torch (DCP) or MaxText.
+    """
+    numbers = {folder: int(match[1]) for folder in folders if (match := _NUMBERED.fullmatch(folder))}
+    of_torch = [folder for folder in numbers if f"{folder}/{_DCP}" in stored]
+    if of_torch:
+        return max(of_torch, key=numbers.__getitem__), set(numbers)
+
+    def names(directory: str) -> list[str]:
+        below = f"{directory}/" if directory else ""
+        return sorted({path[len(below) :].split("/")[0] for path in stored if path.startswith(below)})
+
+    def text(path: str) -> str:
+        return client.get(start + path)[0].decode(errors="replace")
+
+    try:
+        newest = maxtext_checkpoints.newest(levanter_checkpoints.Places(names, stored.__contains__, text), "")
+    except ValueError as error:
+        raise EngineError(f"{url}/{error}") from None
+    if newest is None:
+        return None
+    above = posixpath.dirname(newest)
+    return newest, {posixpath.join(above, name) for name in names(above) if name.isdecimal()}
 
 
 def _newest(client: BucketClient, start: str, complete: list[str], objects_of_run: dict[str, StoredObject]) -> str:
@@ -106,9 +145,9 @@ def _newest(client: BucketClient, start: str, complete: list[str], objects_of_ru
     return newest.path if newest is not None else ""
 
 
-def _parent_configs(client: BucketClient, prefix: str) -> dict[str, StoredObject]:
+def _parent_configs(client: BucketClient, prefix: str, names: set[str]) -> dict[str, StoredObject]:
     configs: dict[str, StoredObject] = {}
-    for relative in PARENT_CONFIGS:
+    for relative in (path for name, paths in PARENT_CONFIGS.items() if name in names for path in paths):
         path = posixpath.normpath(posixpath.join(prefix, relative))
         if not path.startswith(".") and (there := client.look(path)) is not None:
             configs[relative] = there
@@ -134,7 +173,7 @@ def _place(directory: str, prefix: str, relative: str, url: str) -> str:
     parts = relative.split("/") if relative else []
     if "\0" in relative or any(name in ("", ".") for name in parts):
         raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
-    if ".." in parts and relative not in PARENT_CONFIGS:
+    if ".." in parts and not any(relative in paths for paths in PARENT_CONFIGS.values()):
         raise EngineError(f"{url}: an object's name is not that of a file: {relative!r}")
     return os.path.normpath(os.path.join(directory, "a", "b", posixpath.basename(prefix) or "checkpoint", relative))
 

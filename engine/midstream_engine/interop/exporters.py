@@ -21,6 +21,7 @@ class ExportOptions:
     processes: int = 1  # data-parallel ones that load it; neox and deepspeed alone
     pipe_parallel_size: int = 1  # stages of neox: 1, with a file for each layer, or 0
     model_parallel_size: int = 1  # tensor-parallel ranks of neox
+    zero_stage: int = 1  # of neox and deepspeed: 1, or 0
 
 
 @dataclass(frozen=True)

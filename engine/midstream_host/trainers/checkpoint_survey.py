@@ -7,7 +7,6 @@ The survey only reads, without the trainer's library. Standard library only; Pyt
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -22,11 +21,20 @@ from midstream_core.safetensors_header import load_header
 from midstream_core.torch_archive import TensorInArchive, saved_value
 from midstream_host.declarations import reads
 from midstream_host.shapes import FileName, Text
-from midstream_host.trainers.checkpoint_files import CheckpointFiles, DiskFiles
+from midstream_host.trainers import maxtext_survey
+from midstream_host.trainers.checkpoint_files import (
+    CONFIG_LIMIT,
+    STATE_LIMIT,
+    CheckpointFiles,
+    DiskFiles,
+    limited,
+    normal_path,
+    object_of,
+    places_of,
+    text_of,
+)
 
-NEOX, LEVANTER, HUGGING_FACE, TORCH_DCP = "neox", "levanter", "huggingface", "torch-dcp"
-CONFIG_LIMIT = 1 << 20  # bytes of a configuration
-STATE_LIMIT = 64 << 20  # bytes of the state of transformers' Trainer, which has all that was logged
+NEOX, LEVANTER, HUGGING_FACE, TORCH_DCP, MAXTEXT = "neox", "levanter", "huggingface", "torch-dcp", "maxtext"
 TRAINER_FILES = ("optimizer.pt", "scheduler.pt", "trainer_state.json")  # of Trainer, as the converter looks
 ARGUMENTS, EXPORTED_ARGUMENTS = "training_args.bin", "../training_arguments.json"
 # Arguments of Trainer that determine batch and types.
@@ -50,7 +58,7 @@ _TIED = "tied_modules.embed.word_embeddings.weight"
 class CheckpointSurvey:
     """A checkpoint of another trainer. Sizes in bytes."""
 
-    kind: Literal["neox", "levanter", "huggingface", "torch-dcp"]
+    kind: Literal["neox", "levanter", "huggingface", "torch-dcp", "maxtext"]
     directory: FileName  # of the checkpoint, which may be the newest of those in the surveyed one
     step: int
     size: int  # of its files
@@ -93,13 +101,16 @@ def survey_of(files: CheckpointFiles, path: str, config: str = "") -> Checkpoint
     is_run = any(files.is_file(os.path.join(path, name, "metadata.json")) for name in steps)
     if "metadata.json" in names or (is_run and "config.json" not in names):
         return _levanter(files, path, config)
+    newest = maxtext_survey.find(files, path, names)
+    if newest is not None:
+        return CheckpointSurvey(MAXTEXT, newest, *maxtext_survey.facts(files, newest, config))
     numbered = {int(match.group(1)): match.group(0) for match in map(_NUMBERED.fullmatch, names) if match}
     of_torch = [step for step in numbered if files.is_file(os.path.join(path, numbered[step], DCP))]
     if DCP in names or of_torch:  # first: torchtitan's configuration has the name of Hugging Face's
         return _torch_dcp(files, path if DCP in names else os.path.join(path, numbered[max(of_torch)]), config)
     if "config.json" in names:
         return _hugging_face(files, path)
-    raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter, torch (DCP) or Hugging Face".format(path))
+    raise ValueError("{}: not a checkpoint of GPT-NeoX, Levanter, MaxText, torch (DCP) or Hugging Face".format(path))
 
 
 @reads()
@@ -111,14 +122,6 @@ def sizes(paths: Sequence[str]) -> List[Optional[int]]:
 
 def _size(path: str) -> int:
     return sum(DiskFiles().sizes(path).values()) if os.path.isdir(path) else os.stat(path).st_size
-
-
-def _text(files: CheckpointFiles, path: str, limit: int = CONFIG_LIMIT) -> str:
-    with files.open(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError("{} is larger than {} bytes".format(path, limit))
-    return data.decode(errors="replace")
 
 
 TrainerState = Dict[str, Any]  # the value in a file of torch, by name
@@ -161,7 +164,7 @@ def _neox(files: CheckpointFiles, path: str) -> CheckpointSurvey:
     latest = os.path.join(path, "latest")
     if files.is_file(latest):
         try:
-            path = os.path.join(path, named_folder(_text(files, latest), files.names(path)))
+            path = os.path.join(path, named_folder(text_of(files, latest), files.names(path)))
         except ValueError as error:
             raise ValueError("{}/{}".format(path, error)) from None
     names = sorted(files.names(path))
@@ -186,7 +189,7 @@ def _neox(files: CheckpointFiles, path: str) -> CheckpointSurvey:
     numbers["model_parallel"] = len(models)
     folder = os.path.join(path, "configs")
     names_of_configs = [name for name in sorted(files.names(folder)) if name.endswith((".yml", ".yaml", ".json"))]
-    configs = {name: _text(files, os.path.join(folder, name)) for name in names_of_configs}
+    configs = {name: text_of(files, os.path.join(folder, name)) for name in names_of_configs}
     shapes = _neox_shapes(files, path, models, layers, state)
     return CheckpointSurvey(NEOX, path, step, sum(files.sizes(path).values()), configs, shapes, numbers)
 
@@ -241,15 +244,14 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     if not files.is_file(os.path.join(path, "metadata.json")):
         beside = [os.path.join(path, name) for name in LEVANTER_CONFIGS[:3]]
         first = next((candidate for candidate in candidates[:1] + beside if files.is_file(candidate)), "")
-        places = levanter_checkpoints.Places(files.names, files.is_file, functools.partial(_text, files))
-        chosen = levanter_checkpoints.choose(places, path, _text(files, first) if first else "")
+        chosen = levanter_checkpoints.choose(places_of(files), path, text_of(files, first) if first else "")
         if chosen is None:
             raise ValueError("{}: no checkpoint with a metadata.json that has a step".format(path))
         choice, path = chosen, chosen.path
         if not config:
             candidates = [os.path.join(path, name) for name in LEVANTER_CONFIGS] + beside
     try:
-        metadata = json.loads(_text(files, os.path.join(path, "metadata.json")))
+        metadata = json.loads(text_of(files, os.path.join(path, "metadata.json")))
     except ValueError as error:
         raise ValueError("{}/metadata.json: not JSON, perhaps truncated ({})".format(path, error)) from None
     step = cast(TrainerState, metadata).get("step") if isinstance(metadata, dict) else None
@@ -264,10 +266,9 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
     for name in sizes_of:
         parent, _, file = name.rpartition("/")
         if file == ".zarray":  # zarr 2, of Levanter 1.2; newer releases store arrays in OCDBT
-            described = json.loads(_text(files, os.path.join(path, name)))
+            described = json.loads(text_of(files, os.path.join(path, name)))
             shapes[parent or "."] = [int(length) for length in described["shape"]]
-    scheme, separator, rest = config_path.rpartition("://")  # of a bucket; empty on a disk
-    configs = {scheme + separator + os.path.normpath(rest): _text(files, config_path)}
+    configs = {normal_path(config_path): text_of(files, config_path)}
     return CheckpointSurvey(
         LEVANTER, path, step, sum(sizes_of.values()), configs, shapes, numbers, choice.looked, choice.unread
     )
@@ -277,17 +278,13 @@ def _levanter(files: CheckpointFiles, path: str, config: str) -> CheckpointSurve
 
 
 def _torch_dcp(files: CheckpointFiles, path: str, config: str) -> CheckpointSurvey:
-    if not isinstance(files, DiskFiles):
-        raise ValueError("{}: a checkpoint of torch (DCP) is imported from a disk: copy it to one".format(path))
+    described = os.path.join(path, DCP)
     try:
-        state = dcp_metadata.read_state(os.path.join(path, DCP))
-        counts = {
-            name: dcp_metadata.number(os.path.join(path, state.values[name].file), state.values[name])
-            for name in _DCP_NUMBERS
-            if name in state.values
-        }
+        with files.open(described) as file:
+            state = dcp_metadata.state_of(limited(file, described, dcp_metadata.METADATA_LIMIT))
+        counts = {name: _number(files, path, state.values[name]) for name in _DCP_NUMBERS if name in state.values}
     except FormatError as error:
-        raise ValueError("{}/{}: {}".format(path, DCP, error)) from None
+        raise ValueError("{}: {}".format(described, error)) from None
     step, ranks = (counts.get(name) for name in _DCP_NUMBERS)
     if step is None or step != int(step):
         raise ValueError("{}: has no {}: torchtitan's names are read".format(path, _DCP_NUMBERS[0]))
@@ -303,15 +300,20 @@ def _torch_dcp(files: CheckpointFiles, path: str, config: str) -> CheckpointSurv
     if ranks is not None:
         numbers["data_parallel"] = int(ranks)
     size = sum(files.sizes(path).values())
-    configs = {os.path.normpath(config_path): _text(files, config_path)}
+    configs = {normal_path(config_path): text_of(files, config_path)}
     return CheckpointSurvey(TORCH_DCP, path, int(step), size, configs, shapes, numbers)
+
+
+def _number(files: CheckpointFiles, path: str, place: dcp_metadata.Place) -> Optional[float]:
+    with files.open(os.path.join(path, place.file)) as file:
+        return dcp_metadata.number(file, place)
 
 
 # ------------------------------------------------------------------------------------------ Hugging Face
 
 
 def _hugging_face(files: CheckpointFiles, path: str) -> CheckpointSurvey:
-    config = _text(files, os.path.join(path, "config.json"))
+    config = text_of(files, os.path.join(path, "config.json"))
     shapes: Dict[str, List[int]] = {}
     types: Set[str] = set()
     for name in sorted(files.names(path)):
@@ -335,7 +337,7 @@ def _of_trainer(files: CheckpointFiles, path: str, names: Sequence[str]) -> Tupl
     lacking = [name for name in TRAINER_FILES if name not in names]
     if lacking:
         raise ValueError("{}: lacks {} of a checkpoint of Trainer".format(path, " and ".join(lacking)))
-    state = _object(files, os.path.join(path, "trainer_state.json"), STATE_LIMIT)
+    state = object_of(files, os.path.join(path, "trainer_state.json"), STATE_LIMIT)
     counts = [state.get(name) for name in ("global_step", "max_steps")]
     if not all(map(_is_count, counts)):
         raise ValueError("{}/trainer_state.json: has no global_step and max_steps".format(path))
@@ -343,24 +345,14 @@ def _of_trainer(files: CheckpointFiles, path: str, names: Sequence[str]) -> Tupl
         with files.open(os.path.join(path, ARGUMENTS)) as file:
             arguments = _record_state(saved_value_of(file, os.path.join(path, ARGUMENTS)))
     else:
-        arguments = _object(files, os.path.join(path, EXPORTED_ARGUMENTS), CONFIG_LIMIT)
+        arguments = object_of(files, os.path.join(path, EXPORTED_ARGUMENTS), CONFIG_LIMIT)
     processes = _record_state(arguments.get("distributed_state")).get("num_processes")
-    batch = processes if _is_count(processes) and processes else 1
+    batch = int_of(processes) if _is_count(processes) and processes else 1
     for name in _BATCH:
         factor = arguments.get(name)
-        batch *= factor if _is_count(factor) and factor else 1
+        batch *= int_of(factor) if _is_count(factor) and factor else 1
     numbers = {"optimizer": 1, "steps": int_of(counts[1]), "batch": batch}
     return int_of(counts[0]), numbers, any(arguments.get(name) is True for name in _TYPES)
-
-
-def _object(files: CheckpointFiles, path: str, limit: int) -> TrainerState:
-    try:
-        value = json.loads(_text(files, path, limit))
-    except ValueError as error:
-        raise ValueError("{}: not JSON, perhaps cut off ({})".format(path, error)) from None
-    if not isinstance(value, dict):
-        raise ValueError("{}: not a JSON object".format(path))
-    return cast("TrainerState", value)
 
 
 def _record_state(value: object) -> TrainerState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,9 @@ class Store:
         self.server, self.url = server, f"{scheme}://my-bucket/bucket"
         self.object = r"GET", (r"/o/.*alt=media" if scheme == "gs" else r"my-bucket/bucket/.*")
 
-    def upload(self, name: str) -> str:
-        """Store a fixture; return its URL."""
-        source = FIXTURES / name
+    def upload(self, name: str, folder: Path = FIXTURES) -> str:
+        """Store a fixture, or what ``folder`` has; return its URL."""
+        source = folder / name
         for path in source.rglob("*"):
             if path.is_file():
                 self.server.put("my-bucket", f"bucket/{name}/{path.relative_to(source)}", path.read_bytes())
@@ -57,6 +58,20 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         close_clients()
 
 
+@pytest.fixture
+def stepwise(tmp_path: Path) -> Path:
+    """A folder with the runs ``titan`` and ``maxtext``, their configurations, and an older step of each."""
+    for name, archive in (("titan", "torchtitan/step-4.tar.gz"), ("maxtext", "maxtext/checkpoint.tar.gz")):
+        with tarfile.open(FIXTURES / archive) as opened:
+            opened.extractall(tmp_path / "runs" / name, filter="data")
+    shutil.copy(FIXTURES / "torchtitan" / "config.json", tmp_path / "runs" / "titan")
+    shutil.copy(FIXTURES / "maxtext" / "train.log", tmp_path / "runs" / "maxtext")
+    shutil.copytree(tmp_path / "runs" / "titan" / "step-4", tmp_path / "runs" / "titan" / "step-3")
+    steps = tmp_path / "runs" / "maxtext" / "checkpoints"
+    shutil.copytree(steps / "2", steps / "1")
+    return tmp_path / "runs"
+
+
 def facts(survey: CheckpointSurvey) -> dict[str, Any]:
     """Return a survey without the names of its directory."""
     found = {**dataclasses.asdict(survey), "directory": Path(survey.directory).name}
@@ -70,6 +85,45 @@ def test_bucket_survey_equals_directory_survey(store: Store, name: str) -> None:
     found = read_survey(Fleet(), HERE, url, "")
     assert facts(found) == facts(checkpoint_survey.survey(path=str(FIXTURES / name)))
     assert found.directory.startswith(url)
+
+
+@pytest.mark.parametrize(("name", "config"), [("titan", ""), ("maxtext", "train.log")])
+def test_stepwise_checkpoint_is_surveyed_in_a_bucket(store: Store, stepwise: Path, name: str, config: str) -> None:
+    url = store.upload(name, stepwise)
+    found = read_survey(Fleet(), HERE, url, config and f"{url}/{config}")
+    there = checkpoint_survey.survey(path=str(stepwise / name), config=config and str(stepwise / name / config))
+    assert facts(found) == facts(there)
+    assert found.step == {"titan": 4, "maxtext": 3}[name]
+
+
+@pytest.mark.parametrize("name", ["titan", "maxtext"])
+def test_newest_step_alone_is_copied_and_converted(
+    store: Store, stepwise: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of MaxText the newest that was finished: one that is being written has no time of its commit."""
+    unfinished = "bucket/maxtext/checkpoints/7/_CHECKPOINT_METADATA"
+    store.server.put("my-bucket", unfinished, b'{"commit_timestamp_nsecs": null}')
+    url = store.upload(name, stepwise)
+    path, _ = fetch(url, str(tmp_path / "copy"))
+    there = {file.relative_to(path).as_posix() for file in Path(path).rglob("*") if file.is_file()}
+    older, newest = (("step-3", "step-4"), ("checkpoints/1", "checkpoints/2"))[name == "maxtext"]
+    assert any(file.startswith(newest) for file in there)
+    assert not any(file.startswith((older, "checkpoints/7")) for file in there)
+    config = ["--config", f"{url}/train.log"] if name == "maxtext" else []
+    assert convert.main([f"{url}/{newest}", str(tmp_path / "run"), *config]) == 0
+    log = [word.replace(url, str(stepwise / name)) for word in config]
+    assert convert.main([str(stepwise / name), str(tmp_path / "other"), *log]) == 0
+    digests = [line.split("root digest ")[1].split(";")[0] for line in capsys.readouterr().out.splitlines()]
+    assert digests[0] == digests[1]
+
+
+def test_damaged_commit_is_no_evidence_for_an_older_step(store: Store, stepwise: Path, tmp_path: Path) -> None:
+    store.server.put("my-bucket", "bucket/maxtext/checkpoints/7/_CHECKPOINT_METADATA", b'{"commit_time')
+    url = store.upload("maxtext", stepwise)
+    with pytest.raises(MidstreamError, match="checkpoints/7/_CHECKPOINT_METADATA: not JSON"):
+        read_survey(Fleet(), HERE, url, "")
+    with pytest.raises(EngineError, match="checkpoints/7/_CHECKPOINT_METADATA: not JSON"):
+        fetch(url, str(tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("name", SOURCES)

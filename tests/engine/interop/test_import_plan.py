@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from midstream_engine.interop.foreign_run import state_arrays
 from midstream_engine.interop.huggingface.importer import described
 from midstream_engine.interop.huggingface_trainer.importer import open_trainer
 from midstream_engine.interop.levanter.importer import open_levanter
+from midstream_engine.interop.maxtext.configuration import NEEDED, read_config
+from midstream_engine.interop.maxtext.importer import open_maxtext
 from midstream_engine.interop.neox.architecture import Choices
 from midstream_engine.interop.neox.importer import open_neox
 from midstream_engine.interop.torch_dcp.importer import open_torch_dcp
@@ -140,6 +143,36 @@ def test_plan_of_torchtitan_has_its_optimizer_and_step(tmp_path: Path) -> None:
     metadata.write_bytes(metadata.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"step-4/\.metadata: "):
         planned(tmp_path)
+
+
+def test_plan_of_maxtext_has_its_optimizer_and_step(tmp_path: Path) -> None:
+    with tarfile.open(FIXTURES / "maxtext" / "checkpoint.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    log, step = str(FIXTURES / "maxtext" / "train.log"), tmp_path / "checkpoints" / "2"
+    with pytest.raises(ValueError, match="the run's configuration is missing: --config names MaxText's log"):
+        planned(tmp_path)
+    plan, opened = planned(tmp_path, config=log), open_maxtext(str(tmp_path), log)
+    assert checkpoint_survey.survey(path=str(step), config=log).step == opened.step == 3
+    assert shapes_of(plan) == large(opened.arrays)
+    assert_same_numbers(plan, opened)
+    assert plan.config["trainer"]["matmul_precision"] == opened.mapping["trainer"]["matmul_precision"]
+    assert "its arrays, which the import reads, have the number that counts" in plan.warnings[0]
+    settings = {name: value for name, value in read_config(str(step), log).items() if name in NEEDED or "dim" in name}
+    settings |= {"base_num_query_heads": 2, "base_num_kv_heads": 1, "base_num_decoder_layers": 2, "vocab_size": 48}
+    (tmp_path / "maxtext.yml").write_text(json.dumps(settings))
+    assert shapes_of(planned(tmp_path)) == shapes_of(plan)
+    renamed = step.rename(tmp_path / "copy-of-2")
+    with pytest.raises(ValueError, match="its name is no number of a step"):
+        planned(renamed)
+    moved = renamed.rename(tmp_path / "checkpoints" / "9")
+    assert any("its arrays have 3 updates, whatever its name" in note for note in open_maxtext(str(moved), log).notes)
+    for mark in (moved / "commit_success.txt", moved / "_CHECKPOINT_METADATA"):
+        mark.unlink()
+    (moved / "_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(ValueError, match="the checkpoint is not complete"):
+        planned(moved)
+    with pytest.raises(ValueError, match="not a checkpoint of GPT-NeoX, Levanter, MaxText"):
+        planned(tmp_path / "checkpoints")
 
 
 def test_plan_finds_the_token_caches_of_a_mixture() -> None:

@@ -23,7 +23,7 @@ from midstream.migrate.modes.registry import LIVE, WARM, mode_of
 from midstream.migrate.planning import preflight
 from midstream.migrate.planning.plan_description import describe
 from midstream.migrate.planning.planner import make_plan
-from midstream.watch.snapshot import Accelerator
+from midstream.watch.machine import Accelerator
 from midstream.watch.watcher import take_snapshot
 from midstream_core import records
 from support.migrations.sample_plan import PLAN, changed

@@ -8,16 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from midstream.watch.snapshot import (
-    DOWN,
-    LIVE,
-    STALE,
-    Accelerator,
-    HostView,
-    Machine,
-    RunView,
-    Snapshot,
-)
+from midstream.watch.machine import Accelerator, Machine
+from midstream.watch.snapshot import DOWN, LIVE, STALE, HostView, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
 from midstream_core import records
 from midstream_core.listed_checkpoint import ListedCheckpoint

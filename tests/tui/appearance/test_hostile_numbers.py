@@ -12,8 +12,9 @@ from midstream import format
 from midstream.charts.points import AXES, blocks
 from midstream.tui.style.glyphs import UNICODE
 from midstream.tui.widgets.bars import spark
+from midstream.watch.machine import Accelerator
 from midstream.watch.metric_rows import parse_rows
-from midstream.watch.snapshot import Accelerator, Snapshot
+from midstream.watch.snapshot import Snapshot
 from midstream.watch.snapshot_store import SnapshotStore
 from support.tui import fleets
 from support.tui.screens import app_over, screen_text, settle

@@ -8,7 +8,8 @@ import pytest
 
 from midstream.tui.app import MidstreamApp
 from midstream.tui.widgets.log_view import LogView
-from midstream.watch.snapshot import AcceleratorUser, Snapshot
+from midstream.watch.machine import AcceleratorUser
+from midstream.watch.snapshot import Snapshot
 from midstream_core import records
 from support.hostile_text import ALL, unsafe
 from support.tui import fleets

@@ -12,8 +12,9 @@ from midstream.tui.screens.run_screen import RunScreen
 from midstream.tui.state.series_cache import STEP, TIME, TOKENS, SeriesCache
 from midstream.tui.state.system_curves import SystemCurves
 from midstream.tui.widgets.curve import CurveView
+from midstream.watch.machine import AcceleratorUser
 from midstream.watch.run_hosts import hosts_of
-from midstream.watch.snapshot import STALE, AcceleratorUser, RunView, Snapshot
+from midstream.watch.snapshot import STALE, RunView, Snapshot
 from midstream.watch.system_series import SystemSeries
 from support.tui import fleets
 from support.tui.fleets import NOW

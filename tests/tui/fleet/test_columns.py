@@ -13,7 +13,8 @@ from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.fleet_moment import FleetMoment
 from midstream.tui.state.saved_layout import SavedLayout
 from midstream.tui.widgets.table import Table, shortened
-from midstream.watch.snapshot import AcceleratorUser, RunView
+from midstream.watch.machine import AcceleratorUser
+from midstream.watch.snapshot import RunView
 from support.tui import fleets
 from support.tui.fleets import NOW
 from support.tui.prepared_actions import COSTS, PreparedActions

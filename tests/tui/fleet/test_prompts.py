@@ -11,7 +11,7 @@ from textual.widgets import Input
 
 from midstream.hosts.prompter import HostKeyPrompt, PassphrasePrompt
 from midstream.tui.screens.dialogs.dialog_prompter import DialogPrompter
-from midstream.watch.snapshot import AcceleratorUser, Disk, InfinibandPort
+from midstream.watch.machine import AcceleratorUser, Disk, InfinibandPort
 from support.tui import fleets
 from support.tui.fleets import GB
 from support.tui.prepared_actions import PreparedActions

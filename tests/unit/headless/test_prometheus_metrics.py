@@ -16,7 +16,8 @@ from midstream.headless.serve_metrics import serve_metrics
 from midstream.listing.fleet_facts import FleetFacts
 from midstream.listing.prometheus_metrics import FleetMetrics
 from midstream.output import Output
-from midstream.watch.snapshot import Accelerator, HostView, Machine, RunView, Snapshot
+from midstream.watch.machine import Accelerator, Machine
+from midstream.watch.snapshot import HostView, RunView, Snapshot
 from midstream_core.listed_checkpoint import ListedCheckpoint
 
 MACHINE = Machine(

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from midstream.operations.alerts import IDLE_SECONDS, SYMPTOM_INTERVAL, Alert, Alerts
-from midstream.watch.snapshot import DOWN, STALE, Accelerator, HostView, RunView
+from midstream.watch.machine import Accelerator
+from midstream.watch.snapshot import DOWN, STALE, HostView, RunView
 from midstream_core import records
 from support.tui import fleets
 

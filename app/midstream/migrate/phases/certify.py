@@ -44,6 +44,20 @@ def _rows_since(run: RunView, step: int, attempt: int) -> list[JsonObject]:
     return rows[::-1]
 
 
+def restored_seal(migration: Migration, sealed: Sealed, evidence: tuple[int, records.Restore] | None) -> bool:
+    """Return whether the target trains on from the sealed checkpoint.
+
+    It does so instead of from what its replica had computed: a requeued job does, and an attempt after a replica that
+    has failed. A source that ended by itself is sealed at the checkpoint that the replay began with: the replica has
+    restored that one, too.
+    """
+    if evidence is None or evidence[1].checkpoint != sealed.checkpoint:
+        return False
+    facts = migration.journal.facts
+    began = facts.rehearsal.name if facts.rehearsal is not None else ""
+    return evidence[0] != facts.standby_attempt or began != sealed.checkpoint
+
+
 class NotCertifiedError(MidstreamError):
     """The certificate failed: a claim about the run on the target does not hold."""
 
@@ -65,10 +79,13 @@ class Certify:
     def run(self, migration: Migration) -> None:
         plan, target = migration.plan, migration.target
         sealed = required(migration.journal.facts.sealed, "sealed")
-        if replayed(migration):
-            return self._certify_live(migration, sealed)
         newest = required(migration.journal.facts.target_attempt, "target_attempt")
         evidence = restore_evidence.restored(target, plan.run_id, sealed, newest)
+        if replayed(migration) and not restored_seal(migration, sealed, evidence):
+            computed = self._live_proof(migration, sealed)
+            evidence = restore_evidence.restored(target, plan.run_id, sealed, newest)
+            if not restored_seal(migration, sealed, evidence):  # it may have begun again in between
+                return self._certify_live(migration, sealed, computed)
         if evidence is None:
             why = f"attempt {newest} on {target.name} left no evidence of what it restored"
             return self._issue(migration, Certificate.without_evidence(plan, sealed, why))
@@ -112,15 +129,25 @@ class Certify:
             heading, _, rest = text.partition("\n")
             records.write_bytes(str(page), f"{heading}\n\n{certificate_page.VOID}\n{rest}".encode())
 
-    def _certify_live(self, migration: Migration, sealed: Sealed) -> None:
-        """Certify a live migration: copy the source's state too, and compare it."""
-        plan, source, target = migration.plan, migration.source, migration.target
-        facts = migration.journal.facts
+    @staticmethod
+    def _live_proof(migration: Migration, sealed: Sealed) -> Certificate | None:
+        """Copy the source's state, and compare a replica's. None without evidence."""
+        if migration.journal.facts.rehearsal is None:
+            return None
         with pinned_on_target(migration, sealed.checkpoint):
             copy_state(migration, sealed.checkpoint, StreamedCopy())
-            proof = live_certificate.gather(source, target, plan, sealed, facts)
+            return live_certificate.gather(
+                migration.source, migration.target, migration.plan, sealed, migration.journal.facts
+            )
+
+    def _certify_live(self, migration: Migration, sealed: Sealed, proof: Certificate | None) -> None:
+        """Certify a live migration."""
+        plan, source, target = migration.plan, migration.source, migration.target
+        facts = migration.journal.facts
         if proof is None:
             why = f"the target's attempt on {target.name} left no evidence of its start"
+            if facts.rehearsal is None:
+                why = f"the journal has lost which checkpoint the replay on {target.name} began with"
             return self._issue(migration, Certificate.without_evidence(plan, sealed, why))
         run = wait_for(migration, "the promoted run", target.name, lambda run: bool(run.curve), EVIDENCE_TIMEOUT)
         # A source that ended by itself has done more steps than it has saved, and so has the replica.

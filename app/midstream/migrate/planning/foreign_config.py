@@ -18,18 +18,21 @@ from midstream.hosts.rpc.answer_limits import decode
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning import model_arrays
 from midstream_core.json_types import JsonObject, JsonValue, RecordFields, RunConfig
-from midstream_core.precision import levanter_products, precision_of
+from midstream_core.precision import levanter_products, maxtext_products, precision_of
 from midstream_core.records import ArrayEntry
 from midstream_host.trainers.checkpoint_survey import (
     ARGUMENTS,
     HUGGING_FACE,
     LEVANTER,
+    MAXTEXT,
     NEOX,
     TORCH_DCP,
     CheckpointSurvey,
 )
 
-NAMES = {NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face", TORCH_DCP: "torchtitan"}
+NAMES = {
+    NEOX: "GPT-NeoX", LEVANTER: "Levanter", HUGGING_FACE: "Hugging Face", TORCH_DCP: "torchtitan", MAXTEXT: "MaxText",
+}  # fmt: skip
 # Defaults of Levanter's code that differ from the engine's, as the converter applies them.
 _LEVANTER_MODELS: Mapping[str, JsonObject] = {
     "gpt2": {"seq_len": 1024, "hidden_dim": 768, "num_layers": 12, "num_heads": 12},
@@ -122,6 +125,8 @@ def foreign_run(survey: CheckpointSurvey, host: str, flags: Mapping[str, str]) -
             return _neox(survey)
         if survey.kind == TORCH_DCP:
             return _torch_dcp(survey)
+        if survey.kind == MAXTEXT:
+            return _maxtext(survey)
         return _levanter(survey) if survey.kind == LEVANTER else _hugging_face(survey, flags)
     except MidstreamError as error:
         raise MidstreamError(f"{where}: {error.message}", error.hint, Exit.REFUSED) from None
@@ -275,6 +280,41 @@ def _torch_dcp(survey: CheckpointSurvey) -> ForeignRun:
     config = _config(model, "adam", trainer)
     warnings = ("the loader's position is not imported: name the data with -- --data.train_urls FILES",)
     return ForeignRun(config, tuple(model_arrays.state_arrays(config, rows)), (), False, warnings)
+
+
+# ------------------------------------------------------------------------------------------ MaxText
+
+
+def _maxtext(survey: CheckpointSurvey) -> ForeignRun:
+    ((path, text),) = survey.configs.items()
+    settings = _mapping(path, text)
+
+    def size(name: str) -> int:
+        return int(settings[name] if name in settings else settings[f"base_{name}"])
+
+    if not survey.numbers["optimizer"]:
+        raise ValueError("the checkpoint has no state of AdamW: MaxText's own checkpoints have it")
+    model: RecordFields = {
+        "type": "llama", "seq_len": int(settings["max_target_length"]), "hidden_dim": size("emb_dim"),
+        "num_layers": size("num_decoder_layers"), "num_heads": size("num_query_heads"),
+        "num_kv_heads": size("num_kv_heads"), "head_dim": int(settings["head_dim"]),
+        "intermediate_dim": size("mlp_dim"), "tie_word_embeddings": bool(settings["logits_via_embedding"]),
+    }  # fmt: skip
+    scheduled = int(settings["learning_rate_schedule_steps"])
+    trainer: RecordFields = {
+        "num_train_steps": int(settings["steps"]) if scheduled == -1 else scheduled,
+        "train_batch_size": int(settings["global_batch_size_to_train_on"]),
+        "mp": f"p={settings['weight_dtype']},c={settings['dtype']}",
+        "matmul_precision": maxtext_products(settings.get("matmul_precision")),
+    }  # fmt: skip
+    config = _config(model, "adam", trainer)
+    warnings = (
+        f"step {survey.step} is that of its name: its arrays, which the import reads, have the number that counts",
+        "the loader's position is not imported: name the data with -- --data.train_urls FILES",
+    )
+    return ForeignRun(
+        config, tuple(model_arrays.state_arrays(config, int(settings["vocab_size"]))), (), False, warnings
+    )
 
 
 # ------------------------------------------------------------------------------------------ Hugging Face

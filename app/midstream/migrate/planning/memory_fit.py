@@ -18,7 +18,7 @@ from midstream.errors import MidstreamError
 from midstream.format import size
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.planning.batch_shape import BatchShape, batch_shape
-from midstream.watch.snapshot import Accelerator
+from midstream.watch.machine import Accelerator
 from midstream_core.accelerators import find_accelerator
 from midstream_core.json_types import JsonObject
 from midstream_core.logits import MAX_BLOCK

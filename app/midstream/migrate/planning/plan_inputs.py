@@ -12,7 +12,8 @@ from midstream.migrate.checkpoint_store import CheckpointStore
 from midstream.migrate.journal.json_values import section
 from midstream.migrate.modes.mode import Mode
 from midstream.migrate.planning.progress import Pace
-from midstream.watch.snapshot import Accelerator, RunView
+from midstream.watch.machine import Accelerator
+from midstream.watch.snapshot import RunView
 from midstream_core import records
 from midstream_core.json_types import RunConfig
 from midstream_core.listed_checkpoint import ListedCheckpoint

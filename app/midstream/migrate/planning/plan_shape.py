@@ -9,7 +9,8 @@ from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import batch_shape, memory_fit, schedule_change
 from midstream.migrate.planning.plan_inputs import Ends, SourceContents
 from midstream.migrate.planning.precision_changes import precision_changes
-from midstream.watch.snapshot import Accelerator, HostView, RunView, Snapshot
+from midstream.watch.machine import Accelerator
+from midstream.watch.snapshot import HostView, RunView, Snapshot
 from midstream_core.json_types import RunConfig
 
 UNKNOWN = "unknown"

@@ -8,7 +8,6 @@ from functools import partial
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.choose import ChooseScreen
 from midstream.tui.widgets.table import Column, Row
-from midstream.watch import resolved_config
 from midstream.watch.snapshot import RunView
 
 ABSENT = "-"
@@ -20,6 +19,8 @@ def show(screen: MidstreamScreen, runs: Sequence[RunView]) -> None:
     actions = screen.midstream.actions
 
     def work() -> None:
+        from midstream.watch import resolved_config
+
         configs = {run.run_id: resolved_config.fields(actions.config(run, run.attempt)) for run in runs}
         screen.app.call_later(partial(_show, screen, configs))
 

@@ -6,15 +6,18 @@ Ctrl-C cancels it there.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from textual.app import SuspendNotSupported
 
 from midstream.errors import MidstreamError
 from midstream.migrate.journal.request import Request
-from midstream.operations.create_target import CreatableTarget
 from midstream.printable import printable
 from midstream.tui.base_app import BaseApp
 from midstream.tui.screens.dialogs.confirm import ConfirmScreen
+
+if TYPE_CHECKING:
+    from midstream.operations.create_target import CreatableTarget
 
 
 def ask(app: BaseApp, missing: CreatableTarget, request: Request | None = None) -> None:

@@ -7,7 +7,6 @@ import shlex
 from midstream.errors import MidstreamError, UsageError
 from midstream.launch.engine_flags import named_run
 from midstream.launch.launch_request import LaunchRequest
-from midstream.operations.launch import restart_target
 from midstream.tui.screens.base import MidstreamScreen
 from midstream.tui.screens.dialogs.form import FormField, FormScreen, Values
 from midstream.tui.screens.dialogs.typed_flags import EXAMPLE, flags_problem, words_of
@@ -66,6 +65,8 @@ def offer_start_again(screen: MidstreamScreen, run: RunView) -> None:
         hint = f"midstream --repair {run.run_id} shows why"
         screen.notify(f"{run.run_id} on {run.host} has no fence: {hint}", severity="warning", markup=False)
     else:
+        from midstream.operations.launch import restart_target
+
         trained = run.lineage is not None and any(entry.attempt == run.attempt for entry in run.lineage.entries)
         failed = run.attempt if has_failed(run) and not trained else 0
         targets = [choice.name for choice in screen.midstream.actions.targets()]

@@ -14,11 +14,9 @@ from textual.widgets import Static
 
 from midstream import format
 from midstream.errors import MidstreamError
-from midstream.listing import documents
 from midstream.migrate.journal import migration_state
 from midstream.migrate.journal.migration_view import CERTIFIED, NOT_CERTIFIED, VOID, MigrationView
 from midstream.migrate.journal.stage_times import report, report_lines
-from midstream.operations import rollback
 from midstream.tui import commands
 from midstream.tui.base_app import SHORT_SCREEN
 from midstream.tui.screens import export_curves
@@ -193,6 +191,8 @@ class MigrationScreen(MidstreamScreen):
         super().action_back()
 
     def selection(self) -> Selection | None:
+        from midstream.listing import documents
+
         view = self.migration_view
         return (
             Selection(view.migration, "migration", documents.migration_event(view).fields())
@@ -275,6 +275,8 @@ class MigrationScreen(MidstreamScreen):
 
     def _discarded(self, view: MigrationView) -> str:
         """Return what a rollback would discard, or that it is not known."""
+        from midstream.operations import rollback
+
         plan = view.plan
         run, host = (
             self.screen_state.run(plan.target_host, plan.run_id),

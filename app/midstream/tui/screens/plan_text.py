@@ -11,7 +11,6 @@ from midstream.migrate.journal import cost
 from midstream.migrate.journal.downtime_report import shown_phase
 from midstream.migrate.journal.plan import Plan
 from midstream.migrate.modes.registry import mode_of
-from midstream.operations.plan_migration import losses
 from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
@@ -115,6 +114,8 @@ def _idle(plan: Plan) -> str:
 
 def consequences(plan: Plan) -> list[str]:
     """Return what the user confirms before the plan is executed, as lines."""
+    from midstream.operations.plan_migration import losses  # loaded by who has made the plan
+
     downtime = plan.estimate.predicted_downtime
     later = "some time" if downtime is None else f"about {format.seconds(downtime)}"
     lines = [mode_of(plan.mode).consequence(plan.source, plan.target, later)]

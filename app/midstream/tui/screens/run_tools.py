@@ -10,7 +10,6 @@ from textual.message import Message
 from textual.widgets import Static
 
 from midstream.errors import DamagedError
-from midstream.listing import documents
 from midstream.tui.screens import config_table
 from midstream.tui.screens.checkpoint_rows import CHECKPOINT_COLUMNS, checkpoint_rows
 from midstream.tui.screens.curves_screen import CURVES, CurvesScreen
@@ -60,6 +59,8 @@ class RunToolsScreen(CurvesScreen):
 
     def selection(self) -> Selection | None:
         """Return the selected checkpoint in the list of checkpoints, else the run."""
+        from midstream.listing import documents
+
         run = self.run_view
         if run is None:
             return None

@@ -11,7 +11,7 @@ from midstream.watch import snapshot as watch
 from midstream_core import records
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Glyphs:
     """One set of glyphs, each one cell wide except ``arrow``."""
 

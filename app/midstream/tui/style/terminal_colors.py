@@ -8,7 +8,8 @@ the contrast of text, and would show the dark backgrounds as green or blue.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -158,11 +159,11 @@ def reduced(system: str, front: RGB | None, back: RGB | None) -> tuple[int | Non
     behind = has.backgrounds[other]
     required = contrast(front, back)
     required = MIN_CONTRAST if required >= MIN_CONTRAST else KEPT_CONTRAST * required
-    readable = {number: shades for number, shades in has.colours.items() if _contrast(shades, behind) >= required}
-    if has.chosen.get(front) in readable:
-        return has.chosen[front], other
-    if readable:
-        return _nearest(readable, front), other
+    preferred = has.chosen.get(front)
+    nearest_first = _by_distance(has.colours, front)
+    for number in nearest_first if preferred is None else (preferred, *nearest_first):
+        if _contrast(has.colours[number], behind) >= required:
+            return number, other
     return max(has.colours, key=lambda number: _contrast(has.colours[number], behind)), other
 
 
@@ -172,16 +173,22 @@ def _contrast(colours: Sequence[RGB], behind: Sequence[RGB]) -> float:
 
 
 def _nearest(candidates: Mapping[int, tuple[RGB, ...]], colour: RGB) -> int:
+    return min(candidates, key=_distance_from(candidates, colour))
+
+
+def _by_distance(candidates: Mapping[int, tuple[RGB, ...]], colour: RGB) -> list[int]:
+    return sorted(candidates, key=_distance_from(candidates, colour))
+
+
+def _distance_from(candidates: Mapping[int, tuple[RGB, ...]], colour: RGB) -> Callable[[int], float]:
+    """Return the distance of a number from a colour, over the palettes that the terminal may have."""
     target = oklab(colour)
-
-    def distance(number: int) -> float:
-        return sum(_distance(oklab(shade), target) for shade in candidates[number])
-
-    return min(candidates, key=distance)
+    return lambda number: math.dist(_joined(candidates[number]), target * len(candidates[number]))
 
 
-def _distance(lab: Lab, other: Lab) -> float:
-    return sum((mine - theirs) ** 2 for mine, theirs in zip(lab, other, strict=True))
+@lru_cache(maxsize=4096)
+def _joined(shades: tuple[RGB, ...]) -> tuple[float, ...]:
+    return tuple(value for shade in shades for value in oklab(shade))
 
 
 def contrast(colour: RGB, other: RGB) -> float:

@@ -1,7 +1,8 @@
 """Writer of the files of a DeepSpeed checkpoint.
 
 For any number of data-parallel processes. In bfloat16 they are those of DeepSpeed's optimizer of bf16, which
-accumulates gradients in float32 and is the same under ZeRO 0 and 1; in float32 those of ZeRO 1.
+accumulates gradients in float32 and is the same under ZeRO 0 and 1. In float32 they are those of ZeRO 1, or of torch's
+optimizer under ZeRO 0.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from midstream_core.pickle_tree import Items, Made, Step, Value
 from midstream_core.restricted_pickle import Global
@@ -39,11 +43,17 @@ class DeepSpeedState:
     batch: int
     model_rank: int  # of model_ranks, which divide the model
     model_ranks: int
+    zero_stage: int = 1  # or 0
 
     @property
     def half(self) -> bool:
         """Whether weights are bfloat16."""
         return "c=bfloat16" in str(self.run.config.trainer.mp)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the optimizer is torch's own, with a state for each parameter."""
+        return self.zero_stage == 0 and not self.half
 
     @property
     def rows(self) -> list[Row]:
@@ -77,7 +87,7 @@ class DeepSpeedState:
         half = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
         return {
             "train_batch_size": self.batch, "train_micro_batch_size_per_gpu": micro,
-            "gradient_clipping": float(self.adam.max_grad_norm or 0.0), "zero_optimization": {"stage": 1},
+            "gradient_clipping": float(self.adam.max_grad_norm or 0.0), "zero_optimization": {"stage": self.zero_stage},
             "zero_allow_untested_optimizer": True, **(half if self.half else {}),
         }  # fmt: skip
 
@@ -103,7 +113,12 @@ class DeepSpeedState:
 
 
 def state_of(
-    run: ExportedRun, parameters: Sequence[TheirParameter], ranks: int, model_rank: int = 0, model_ranks: int = 1
+    run: ExportedRun,
+    parameters: Sequence[TheirParameter],
+    ranks: int,
+    model_rank: int = 0,
+    model_ranks: int = 1,
+    zero_stage: int = 1,
 ) -> DeepSpeedState:
     """Return the state of a model-parallel rank for ``ranks`` data-parallel processes.
 
@@ -114,12 +129,17 @@ def state_of(
     decayed = [parameter for parameter in parameters if parameter.decays and adam.weight_decay]
     plain = [parameter for parameter in parameters if not (parameter.decays and adam.weight_decay)]
     groups = [group for group in (decayed, plain) if group]
-    return DeepSpeedState(run, adam, groups, ranks, batch_of(run, "DeepSpeed"), model_rank, model_ranks)
+    return DeepSpeedState(run, adam, groups, ranks, batch_of(run, "DeepSpeed"), model_rank, model_ranks, zero_stage)
 
 
 def write_optimizer(directory: str, state: DeepSpeedState) -> list[str]:
-    """Write the optimizer files of all ranks; return their names."""
-    names = []
+    """Write the optimizer files of all ranks; return their names.
+
+    There are none where the model file has the optimizer.
+    """
+    names: list[str] = []
+    if state.plain:
+        return names
     rows = state.rows
     for rank in range(state.ranks):
         optimizer = {
@@ -156,7 +176,7 @@ def write_model(directory: str, state: DeepSpeedState, module: object, client: M
     save(
         os.path.join(directory, name),
         {
-            "module": module, "buffer_names": [], "optimizer": None,
+            "module": module, "buffer_names": [], "optimizer": _plain_optimizer(state) if state.plain else None,
             "param_shapes": [
                 _ordered([[parameter.name, _size(parameter.shape)] for parameter in group]) for group in state.groups
             ],
@@ -168,6 +188,23 @@ def write_model(directory: str, state: DeepSpeedState, module: object, client: M
         },
     )  # fmt: skip
     return name
+
+
+def _plain_optimizer(state: DeepSpeedState) -> dict[str, object]:
+    """Return the state of torch's AdamW, numbered through all groups."""
+    count = np.full((), state.run.optimizer_count, np.float32)
+    moments: dict[int, object] = {}
+    groups = state.settings()
+    for settings, parameters in zip(groups, state.groups, strict=True):
+        first = len(moments)
+        for parameter in parameters:
+            moments[len(moments)] = {
+                "step": Outgoing("step", "float32", (), lambda: count),
+                "exp_avg": Outgoing("exp_avg", "float32", parameter.shape, partial(parameter.read, EXP_AVG)),
+                "exp_avg_sq": Outgoing("exp_avg_sq", "float32", parameter.shape, partial(parameter.read, EXP_AVG_SQ)),
+            }
+        settings["params"] = list(range(first, len(moments)))
+    return {"state": moments, "param_groups": groups}
 
 
 def _padding(state: DeepSpeedState, row: Row, rank: int) -> int:

@@ -22,13 +22,13 @@ from midstream_engine.interop.exporters import Exported, ExportOptions
 from midstream_engine.interop.huggingface.configuration import to_huggingface
 from midstream_engine.interop.huggingface.names import TensorRule, rules_of, tied_head, unpadded
 
-SETTINGS = "ds_config.json"
+SETTINGS, GROUPS = "ds_config.json", "parameter_groups.json"
 _IN_MODULE = {"embed_out.weight": "lm_head.weight"}  # since transformers 5; its files have the other name
 
 
 def export(run: ExportedRun, directory: str, options: ExportOptions) -> Exported:
     """Write the run to ``directory``: ``latest`` and ``global_step*``; see `Exporter`."""
-    state = state_of(run, parameters_of(run), options.processes)
+    state = state_of(run, parameters_of(run), options.processes, zero_stage=options.zero_stage)
     tag = f"global_step{run.step}"
     folder = os.path.join(directory, tag)
     os.makedirs(folder)
@@ -51,10 +51,20 @@ def write_module(folder: str, state: DeepSpeedState, more: dict[str, object] | N
 
 
 def described(run: ExportedRun, directory: str, state: DeepSpeedState) -> list[str]:
-    """Write the configurations of model and DeepSpeed; return notes."""
+    """Write the configurations of model and DeepSpeed, and the optimizer's groups.
+
+    Returns notes.
+    """
     for name, settings in (
         ("config.json", to_huggingface(run.config.model, run.vocab_size, "bfloat16" if state.half else "float32")),
         (SETTINGS, state.config()),
+        (
+            GROUPS,
+            [
+                {"params": [parameter.name for parameter in group], "weight_decay": settings["weight_decay"]}
+                for group, settings in zip(state.groups, state.settings(), strict=True)
+            ],
+        ),
     ):
         with open(os.path.join(directory, name), "w", encoding="utf-8") as file:
             json.dump(settings, file, indent=2, sort_keys=True)
@@ -63,7 +73,7 @@ def described(run: ExportedRun, directory: str, state: DeepSpeedState) -> list[s
         for number, (group, settings) in enumerate(zip(state.groups, state.settings(), strict=True))
     )
     return [
-        f"the optimizer is AdamW with the groups {groups}, each in the order of named_parameters",
+        f"the optimizer is AdamW with the groups of {GROUPS}: {groups}, each in the order of named_parameters",
         f"the script's schedule goes on at update {run.schedule_count}, with the learning rate {state.next_rate:.9g} "
         f"(optimizer.lr_schedule: {state.adam.lr_schedule})",
         *widened(run),

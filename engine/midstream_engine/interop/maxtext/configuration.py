@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 
 from midstream_core.json_types import JsonValue
+from midstream_core.maxtext_checkpoints import CONFIGS, logged_settings
+from midstream_core.precision import maxtext_products
 from midstream_engine.config import yaml_file
 from midstream_engine.config.errors import ConfigError
 from midstream_engine.config.model import LlamaConfig
@@ -22,9 +24,7 @@ from midstream_engine.interop.foreign_run import encoded_model
 from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 
 HINT = "what MaxText logs with log_config=true has all of them"
-PLACES = ("maxtext.yml", "../maxtext.yml", "../../maxtext.yml")
 SCALED, UNSCALED = "qwen2", "llama2"  # decoder_block by whether scores are divided by the root of head_dim
-_LOGGED = re.compile(r".*\bConfig param (\w+): (.*)")
 _CHOICE = re.compile(r"[A-Z][A-Za-z]+\.[A-Z0-9_]+")
 # Settings of which one value is read, where they are named; it is the default of MaxText 0.2.5.
 _ONLY: Mapping[str, tuple[ForeignValue, ...]] = {
@@ -57,7 +57,7 @@ def read_config(directory: str, given: str | None) -> dict[str, ForeignValue]:
     Raises:
         ConversionError: There is none, it is damaged, or a setting is missing or has a value that is not read.
     """
-    candidates = [given] if given else [os.path.join(directory, place) for place in PLACES]
+    candidates = [given] if given else [os.path.join(directory, place) for place in CONFIGS]
     path = next((path for path in candidates if os.path.isfile(path)), None)
     if path is None:
         raise ConversionError(
@@ -66,7 +66,7 @@ def read_config(directory: str, given: str | None) -> dict[str, ForeignValue]:
         )
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            logged = {match[1]: _value(match[2]) for match in map(_LOGGED.match, file) if match}
+            logged = {name: _value(text) for name, text in logged_settings(file).items()}
         settings: object = logged or yaml_file.load(path)
     except (ConfigError, OSError) as error:
         raise ConversionError(f"{path}: cannot be read: {' '.join(str(error).split())[:200]}") from None
@@ -117,8 +117,7 @@ def translate(settings: ForeignConfig, shapes: Mapping[str, int], notes: list[st
             "num_train_steps": total, "train_batch_size": int(settings["global_batch_size_to_train_on"]),
             "mp": f"p={settings['weight_dtype']},c={settings['dtype']}",
             "seed": int(settings.get("data_shuffle_seed") or 0),
-            "matmul_precision": "default" if settings.get("matmul_precision", "default") in ("default", "bfloat16")
-            else "highest",
+            "matmul_precision": maxtext_products(settings.get("matmul_precision")),
         }  # fmt: skip
         optimizer: dict[str, ForeignValue] = {
             "type": "adam", "learning_rate": float(settings["learning_rate"]), "beta1": float(settings["adam_b1"]),

@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from midstream_core.learning_rate import fraction_or_steps
+from midstream_core.maxtext_checkpoints import STEPS
 from midstream_engine.checkpoint.boxes import full_box
 from midstream_engine.config.model import LlamaConfig
 from midstream_engine.config.optimizer import AdamConfig
@@ -22,7 +23,6 @@ from midstream_engine.interop.foreign_values import ForeignValue
 from midstream_engine.interop.huggingface.names import unpadded
 from midstream_engine.interop.maxtext.configuration import SCALED, UNSCALED, rate_of
 from midstream_engine.interop.maxtext.names import COUNTS, KINDS, ArrayRule, rules_of
-from midstream_engine.interop.maxtext.orbax import STEPS
 from midstream_engine.interop.maxtext.orbax_writer import TreeArray, write_checkpoint
 
 SETTINGS = "maxtext.yml"

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from midstream_core.learning_rate import rate_at, rate_parts, rate_settings
+from midstream_core.maxtext_checkpoints import ITEM, saved_step
 from midstream_core.precision import precision_of
 from midstream_engine.checkpoint.array_names import LogicalArray
 from midstream_engine.checkpoint.boxes import full_box
@@ -42,7 +43,7 @@ from midstream_engine.interop.maxtext.names import (
     ArrayRule,
     rules_of,
 )
-from midstream_engine.interop.maxtext.orbax import ITEM, OrbaxCheckpoint, find
+from midstream_engine.interop.maxtext.orbax import OrbaxCheckpoint, find
 
 _LOADER = "iter"  # item of grain's iterator
 _QUERY, _KEY, _MLP = "self_attention.query.kernel", "self_attention.key.kernel", "mlp.wi_0.kernel"
@@ -85,7 +86,7 @@ def open_maxtext(path: str, config_path: str | None = None) -> ForeignRun:
         constant(logical["key"], None),
     ]
     check_all_made(checkpoint.directory, arrays, logical)
-    notes += _notes(checkpoint, settings, generators=bool(others))
+    notes += _notes(checkpoint, settings, step, generators=bool(others))
     provenance = {
         "time": time.time(), "converted_from": "maxtext", "source": checkpoint.directory, "vocab_size": rows,
     }  # fmt: skip
@@ -246,7 +247,11 @@ def _check_rates(mapping: ForeignConfig, settings: ForeignConfig, count: int, st
         raise ConversionError(f"the learning rate of update {number} would be {here:.9g} here; it is {there:.9g}")
 
 
-def _notes(checkpoint: OrbaxCheckpoint, settings: ForeignConfig, *, generators: bool) -> Iterator[str]:
+def _notes(checkpoint: OrbaxCheckpoint, settings: ForeignConfig, step: int, *, generators: bool) -> Iterator[str]:
+    named = saved_step(checkpoint.directory)
+    if named != step:
+        name = os.path.basename(checkpoint.directory)
+        yield f"its arrays have {step} updates, whatever its name says: MaxText would name it {step - 1}, not {name}"
     if os.path.exists(os.path.join(checkpoint.directory, _LOADER)):
         yield f"{_LOADER}: the loader's position is not carried over: name the data, and from where"
     else:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,15 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from midstream_core.json_types import JsonValue
+from midstream_core.levanter_checkpoints import Places
+from midstream_core.maxtext_checkpoints import COMMITTED, COMMITTED_MARK, ITEM, TREE, newest
 from midstream_engine.interop.errors import ConversionError
 from midstream_engine.interop.foreign_values import ForeignConfig, ForeignValue
 
-COMMITTED, COMMITTED_MARK = "_CHECKPOINT_METADATA", "commit_success.txt"
-TREE = "_METADATA"
-ITEM = "items"
 OCDBT = "manifest.ocdbt"
-STEPS = "checkpoints"  # folder of a run
-_STEP = re.compile(r"\d{1,12}")
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 _DESCRIBED = ("zarr.json", ".zarray")
 
@@ -132,11 +128,12 @@ class OrbaxCheckpoint:
 
 def is_checkpoint(path: str) -> bool:
     """Return whether ``path`` is a checkpoint of Orbax, or a folder that has some."""
-    return _is_step(path) or os.path.isfile(os.path.join(path, TREE)) or _newest(path) is not None
+    with _refused():
+        return _is_step(path) or os.path.isfile(os.path.join(path, TREE)) or newest(_FILES, path) is not None
 
 
 def find(path: str) -> str:
-    """Return the checkpoint at ``path``, or the one of the highest step there.
+    """Return the checkpoint at ``path``, or the finished one of the highest step.
 
     ``path``: a checkpoint, its ``items``, the folder of checkpoints, or the run.
 
@@ -147,10 +144,11 @@ def find(path: str) -> str:
         return path
     if os.path.isfile(os.path.join(path, TREE)) and _is_step(os.path.dirname(os.path.abspath(path))):
         return os.path.dirname(os.path.abspath(path))
-    newest = _newest(path)
-    if newest is None:
+    with _refused():
+        chosen = newest(_FILES, path)
+    if chosen is None:
         raise ConversionError(f"{path}: no {COMMITTED} there or in a folder there: no checkpoint of Orbax was finished")
-    return newest
+    return chosen
 
 
 def _is_step(path: str) -> bool:
@@ -159,13 +157,21 @@ def _is_step(path: str) -> bool:
     )
 
 
-def _newest(path: str) -> str | None:
-    for folder in (path, os.path.join(path, STEPS)):
-        names = os.listdir(folder) if os.path.isdir(folder) else []
-        steps = {int(name): name for name in names if _STEP.fullmatch(name) and _is_step(os.path.join(folder, name))}
-        if steps:
-            return os.path.join(folder, steps[max(steps)])
-    return None
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+_FILES = Places(os.listdir, os.path.isfile, _text)
+
+
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Context manager: a damaged description refuses the conversion."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConversionError(str(error)) from None
 
 
 def _object(path: str) -> ForeignConfig:

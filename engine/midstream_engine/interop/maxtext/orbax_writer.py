@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from midstream_core.json_types import JsonObject
+from midstream_core.maxtext_checkpoints import COMMITTED, COMMITTED_MARK, ITEM, TREE
 from midstream_engine.interop.array_writer import write_array
-from midstream_engine.interop.maxtext.orbax import COMMITTED, COMMITTED_MARK, ITEM, TREE
 
 _SEQUENCE, _DICT = 1, 2  # types of keys
 _HANDLER = "orbax.checkpoint.experimental.v1._src.handlers.pytree_handler.PyTreeHandler"

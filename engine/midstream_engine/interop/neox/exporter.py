@@ -82,7 +82,7 @@ def _state(
         shape = merging.rank_shape(key[1], parameter.shape, ranks)
         name = _name(key, model, options.pipe_parallel_size)
         named.append(TheirParameter(name, shape, parameter.decays, read if ranks > 1 else parameter.read))
-    return state_of(run, named, options.processes, rank, ranks)
+    return state_of(run, named, options.processes, rank, ranks, options.zero_stage)
 
 
 def parameters_of(run: ExportedRun) -> list[tuple[Key, TheirParameter]]:

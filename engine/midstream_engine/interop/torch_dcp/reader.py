@@ -12,7 +12,7 @@ from typing import TypeVar
 import ml_dtypes
 import numpy as np
 
-from midstream_core import dcp_metadata
+from midstream_core import dcp_metadata, records
 from midstream_core.dcp_metadata import DcpState, Place
 from midstream_core.format_error import FormatError
 from midstream_core.json_types import JsonValue
@@ -44,7 +44,7 @@ class DcpCheckpoint:
         self.directory = directory
         path = os.path.join(directory, METADATA)
         try:
-            state = dcp_metadata.read_state(path)
+            state = dcp_metadata.state_of(records.read_bytes(path, dcp_metadata.METADATA_LIMIT))
         except FormatError as error:
             raise ConversionError(f"{path}: {error}") from None
         self.tensors = self._renamed(state.tensors)

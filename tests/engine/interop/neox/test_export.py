@@ -76,6 +76,20 @@ def test_an_export_has_every_number(name: str, tmp_path: Path) -> None:
         assert back.steps == original.steps == {3}
 
 
+@pytest.mark.parametrize("name", ["tied-fp32-z1-pp2-tp2", "pythia-fp32-z1-dp2", "llama-bf16-z1-dp5"])
+@pytest.mark.parametrize("stages", ["0", "1"])
+def test_plain_data_parallelism_has_every_number(name: str, stages: str, tmp_path: Path) -> None:
+    """In float32 the optimizer is torch's own, in the model file, whatever the number of processes."""
+    run, expected = imported(name, tmp_path), filled(NEOX / name)
+    there = exported(run, "there", "--zero-stage", "0", "--processes", "2", "--pipe-parallel-size", stages)
+    assert bool(list(there.rglob("*optim_states.pt"))) == ("bf16" in name)
+    assert_same(arrays_of(there), expected)
+    (tmp_path / "divided").mkdir()
+    done = reshard(str(there / TAG), str(tmp_path / "divided" / TAG), 3)
+    assert (done.ranks_before, done.ranks) == (2, 3)
+    assert_same(arrays_of(tmp_path / "divided" / TAG), expected)
+
+
 @pytest.mark.parametrize("name", ["llama-bf16-z1-tp2-pp2-dp2", "tied-fp32-z1-pp2-tp2", "pythia-fp32-z1-tp2-dp2"])
 def test_tensor_parallel_ranks_are_merged_and_split(name: str, tmp_path: Path) -> None:
     """Two ranks, one, two again: every rank has its numbers."""

@@ -128,7 +128,7 @@ def test_state_that_torchtitan_has_not_is_named(source: Path) -> None:
 def test_damaged_and_missing_parts_are_named(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = source / STEP / "__1_0.distcp"
     original = path.read_bytes()
-    place = dcp_metadata.read_state(str(source / STEP / ".metadata")).tensors["norm.weight"].parts[1].place
+    place = dcp_metadata.state_of((source / STEP / ".metadata").read_bytes()).tensors["norm.weight"].parts[1].place
     where = original.index(b"archive/data/0", place.offset)
     data = where + 100 + (-(where + 100) % 64)
     path.write_bytes(original[:data] + bytes([original[data] ^ 1]) + original[data + 1 :])
@@ -159,7 +159,7 @@ def test_parts_that_are_not_all_of_a_tensor_are_refused(what: str, source: Path)
         chunks.items[1] = chunks.items[0]
     path.write_bytes(pickle_writer.dump(tree, 4))
     with pytest.raises(FormatError, match="not all of it"):
-        dcp_metadata.read_state(str(path))
+        dcp_metadata.state_of(path.read_bytes())
 
 
 def test_another_configuration_is_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:

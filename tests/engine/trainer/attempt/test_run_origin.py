@@ -142,3 +142,18 @@ def test_checkpoint_from_before_next_token_trained_without_it() -> None:
         check_same_data(origin, longer, "bytes")
     unknown = dataclasses.replace(origin, config={})
     check_same_data(unknown, longer, "bytes")
+
+
+def test_requeued_replica_restores_the_sealed_state_alone(tmp_path: Path) -> None:
+    """Its job had the command to take over before it ran again; an older checkpoint of the run is on its host."""
+    mine = attempt(tmp_path, "mine")
+    save(mine.paths, plain_state(), step=5, epoch=mine.epoch)
+    seal(mine.paths, epoch=mine.epoch + 1, owner="there", step=9)
+    replica = open_attempt(str(tmp_path), "mine", {"MIDSTREAM_ATTEMPT": "2", "MIDSTREAM_EPOCH": str(mine.epoch + 1)})
+    command = records.Command(records.PROMOTE, epoch=replica.epoch, checkpoint="step-9-a001", step=9, sequence=3)
+    with pytest.raises(CheckpointError, match="step-9-a001"):
+        find_origin(replica, wishing(), command)
+    save(mine.paths, plain_state(), step=9, epoch=mine.epoch)
+    origin = find_origin(replica, wishing(), command)
+    assert origin is not None
+    assert origin.name == "step-9-a001"

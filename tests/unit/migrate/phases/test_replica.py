@@ -17,9 +17,11 @@ from midstream.fleet.fleet import LocalHostConfig
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
 from midstream.hosts.local_host import LocalHost
+from midstream.migrate import journal_recovery
 from midstream.migrate.journal import downtime_report
 from midstream.migrate.journal.certificate import CLAIM_FAILED, NOT_CHECKED, VERIFIED, Certificate
 from midstream.migrate.journal.facts import Facts, Sealed, StartingPoint
+from midstream.migrate.phases import certify
 from midstream.migrate.proof import live_certificate
 from midstream.migrate.stages import DOWNTIME_PHASES
 from midstream.migrate.steps.migration import Migration
@@ -246,3 +248,35 @@ def test_compared_checkpoint_stays_pinned_on_the_target(tmp_path: Path) -> None:
 def pinned(run: RunDirectory) -> list[str]:
     found = [records.Pin.read(str(file)) for file in Path(run.paths.pins).iterdir()]
     return [pin.checkpoint for pin in found if pin.expires > time.time() + 3600]
+
+
+def test_replica_that_began_again_restored_the_seal() -> None:
+    """A requeued job restores the sealed checkpoint: it is no replica any more, and not held against the replay."""
+    facts = Facts(rehearsal=REHEARSAL, standby_attempt=2)
+
+    def restored(evidence: tuple[int, records.Restore] | None, sealed: Sealed = SEALED) -> bool:
+        migration = cast(Migration, SimpleNamespace(journal=SimpleNamespace(facts=facts)))
+        return certify.restored_seal(migration, sealed, evidence)
+
+    again = dataclasses.replace(RESTORE, checkpoint=SEALED.checkpoint, step=SEALED.step)
+    assert restored((2, again))
+    assert not restored((2, RESTORE))
+    assert not restored(None)
+    ended = dataclasses.replace(SEALED, checkpoint=REHEARSAL.name)  # a source that ended by itself
+    assert not restored((2, RESTORE), ended)
+    assert restored((3, RESTORE), ended)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_lost_start_of_a_replay_is_the_sources_own(tmp_path: Path, kept: bool) -> None:
+    """A journal has lost it: the target names it, and the source's manifest has its digest."""
+    source, target = RunDirectory(tmp_path / "a", PLAN.run_id), RunDirectory(tmp_path / "b", PLAN.run_id)
+    target.status(2, records.TRAINING, 20)
+    RESTORE.write(target.attempt(2).restore)
+    if kept:
+        source.checkpoint(10)
+    hosts = {name: LocalHost(name, LocalHostConfig(root=str(tmp_path / name))) for name in "ab"}
+    migration = cast(Migration, SimpleNamespace(plan=PLAN, source=hosts["a"], target=hosts["b"]))
+    found = journal_recovery.replay_start(migration, 2, SEALED.checkpoint).rehearsal
+    assert found == (StartingPoint("step-10-a001", 10, "d" * 64) if kept else None)
+    assert journal_recovery.replay_start(migration, 2, RESTORE.checkpoint) == Facts()

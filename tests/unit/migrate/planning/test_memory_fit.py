@@ -15,7 +15,7 @@ from midstream.launch.engine_flags import engine_flags
 from midstream.migrate.journal.request import Request
 from midstream.migrate.planning import memory_fit, plan_shape
 from midstream.migrate.planning.batch_shape import batch_shape
-from midstream.watch.snapshot import Accelerator
+from midstream.watch.machine import Accelerator
 from midstream_core.records import ArrayEntry
 
 LAYERS, EMBED, MLP = 4, 64, 256

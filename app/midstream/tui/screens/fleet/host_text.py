@@ -15,7 +15,8 @@ from midstream.tui.style import palette
 from midstream.tui.style.glyphs import Glyphs
 from midstream.tui.style.styled_text import Text
 from midstream.tui.widgets.bars import bar, spark
-from midstream.watch.snapshot import Accelerator, HostView, Machine
+from midstream.watch.machine import Accelerator, Machine
+from midstream.watch.snapshot import HostView
 from midstream.watch.system_series import SystemSeries
 
 HISTORY = 40  # points of an accelerator's sparkline
