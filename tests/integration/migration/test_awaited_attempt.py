@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, RemoteError
 from midstream.fleet.fleet import Fleet
 from midstream.fleet.fleet_file import parse_fleet
 from midstream.hosts.host_pool import HostPool
@@ -151,6 +152,31 @@ def test_command_decides_before_first_status(migration: Migration, target: RunDi
         records.write_json(target.paths.attempt(2).launched(0), records.this_process().to_json())
         assert prepare_standby.adopt_standby(migration) == adopted
         assert migration.journal.facts == Facts(standby_attempt=adopted)
+
+
+@pytest.mark.parametrize(("state", "epoch", "ends"), [
+    (records.FAILED, 0, True), (records.STOPPED, 0, True), (records.FAILED, 2, True),
+    (records.STOPPED, 2, False), (records.FINISHED, 2, False),
+])  # fmt: skip
+def test_failed_standby_is_ended_before_the_next(
+    migration: Migration, target: RunDirectory, state: str, epoch: int, ends: bool
+) -> None:
+    """Its process runs on after its last status: the target refuses another attempt. What trained may be saving."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            identity = records.identify(process.pid)
+            put(target, 2, state, epoch, STANDBY)
+            status = records.Status.read(target.paths.attempt(2).status())
+            assert identity is not None
+            dataclasses.replace(status, **identity.to_json()).write(target.paths.attempt(2).status())
+            assert prepare_standby.adopt_standby(migration) is None
+            with pytest.raises(RemoteError, match="attempt 2 of r runs here already"):
+                migration.target_group.put_config("")
+            prepare_standby.end_standby(migration)
+            assert (process.poll() is not None) == ends
+            assert (migration.target_group.running_attempt() == 2) != ends
+        finally:
+            process.kill()
 
 
 def test_acknowledged_promotion_is_not_sent_again(migration: Migration, target: RunDirectory) -> None:

@@ -51,6 +51,7 @@ def ensure(migration: Migration) -> int:
     if number is None:
         if migration.journal.facts.standby_attempt is not None:
             migration.note("the standby on the target has exited; starting another one")
+            end_standby(migration)  # a process of it may take longer
         with migration.stage(stages.CHECKPOINT):
             starting_point = copy_rehearsal(migration)
             copy_further_caches(migration, starting_point.name)
@@ -91,6 +92,19 @@ def is_standby(attempt: run_state.MigrationAttempt) -> bool:
     if attempt.status is None:
         return attempt.action in records.STANDBYS
     return attempt.status.epoch == 0 and attempt.status.state not in records.ENDED
+
+
+def _exiting_attempt(migration: Migration) -> int | None:
+    """Return the attempt that has ended, while a process of it runs; else None.
+
+    By its status, after a failure or without a part in the run: what has trained may be saving.
+    """
+    attempt = newest_attempt(migration)
+    if attempt is None or attempt.status is None or not attempt.running:
+        return None
+    status = attempt.status
+    ended = status.state == records.FAILED or (status.state in records.ENDED and status.epoch == 0)
+    return attempt.attempt if ended else None
 
 
 # ------------------------------------------------------------------------------------------ preparation
@@ -240,6 +254,7 @@ def take_over(migration: Migration, command: records.Command, sealed: Sealed) ->
         if adopt_standby(migration) not in (None, number):  # a later one, whose start was not journaled
             return take_over(migration, command, sealed)
         migration.note(f"standby attempt {number} has exited: a new attempt is started there")
+        end_standby(migration)  # a process of it may take longer
         return None
     migration.log_command(
         target,
@@ -318,8 +333,13 @@ def _answer(
 
 
 def end_standby(migration: Migration) -> None:
-    """End the standby, which has nothing to save, if one runs."""
+    """End the standby, which has nothing to save, if one runs.
+
+    Also one that has ended, while a process of it takes longer to exit: the target would refuse another attempt.
+    """
     number = adopt_standby(migration)  # journaled: the source's next attempt gets a higher number
+    if number is None:
+        number = _exiting_attempt(migration)
     if number is None:
         return
     migration.log_command(
