@@ -1,4 +1,4 @@
-"""What a host has and uses: accelerators, disks, software."""
+"""Hardware and software of a host: accelerators, disks, versions."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _by_distance(candidates: Mapping[int, tuple[RGB, ...]], colour: RGB) -> list
 
 
 def _distance_from(candidates: Mapping[int, tuple[RGB, ...]], colour: RGB) -> Callable[[int], float]:
-    """Return the distance of a number from a colour, over the palettes that the terminal may have."""
+    """Return a function of a number: its distance, over the terminal's palettes."""
     target = oklab(colour)
     return lambda number: math.dist(_joined(candidates[number]), target * len(candidates[number]))
 
