@@ -7,7 +7,7 @@ from typing import Any
 
 from midstream.migrate.phases import seal
 from midstream.migrate.repair import fence_repair
-from midstream.migrate.steps import observation, ownership_records, pins, target_progress
+from midstream.migrate.steps import observation, ownership_records, pins, source_return, target_progress
 from midstream_core import records
 from midstream_core.attempt import save_fence, status_file
 from midstream_host.runs import ownership
@@ -55,7 +55,7 @@ def restored_source_has_nothing_to_undo() -> None:
 @known
 def restored_source_is_sealed_earlier() -> None:
     """A source restored from before its rehearsal's checkpoint was sealed at an earlier step."""
-    replace_everywhere(seal._seen_step, lambda migration: 0)
+    replace_everywhere(source_return.seen_step, lambda migration: 0)
 
 
 @known

@@ -89,7 +89,7 @@ def test_deepspeed_continues_a_run_of_the_engine(tmp_path: Path, model: str) -> 
     for file in two.glob("*.json"):
         shutil.copy(file, one)
     for there, ranks, more in ((two, 2, []), (one, 1, []), (universal, 3, ["--universal"])):
-        steps = finished(tmp_path, "deepspeed_causal.py", str(there), "batches.npy", "rates.json", *more, ranks=ranks)
+        steps = finished(tmp_path, "continue_deepspeed.py", str(there), "batches.npy", "rates.json", *more, ranks=ranks)
         assert sorted(steps) == list(range(continued_runs.SAVED + 1, continued_runs.LAST + 1))
         found = [step.loss for step in steps.values()]
         assert found == pytest.approx([losses[number] for number in steps], rel=BOUND), there

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from tests.support.module_time import replace_time
 
 from midstream_core.attempt.errors import EngineError
 from midstream_engine.config.distributed import DistributedConfig
@@ -26,6 +25,7 @@ from midstream_engine.processes.frames import Channel, Message
 from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.processes.shared_file_systems import find_shared_file_systems
 from support.loopback import free_port
+from support.module_time import replace_time
 
 
 def meet(count: int, timeout: float = 5.0) -> list[CoordinatorClient]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.module_time import replace_time
 
 from midstream.errors import HostError
 from midstream.fleet.fleet import SshHostConfig
@@ -17,6 +16,7 @@ from midstream.hosts.ssh import failed_logins
 from midstream.hosts.ssh.ssh_host import SshHost
 from simulators.sshd import Lab, SshServer, make_key, sshd_version
 from support.command_line import midstream
+from support.module_time import replace_time
 
 pytestmark = pytest.mark.system
 PATIENCE = 60.0  # seconds

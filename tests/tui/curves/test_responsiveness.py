@@ -7,13 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from tests.support.module_time import replace_time
 
 from midstream.tui import pause_limiter
 from midstream.tui.pause_limiter import PauseLimiter
 from midstream.tui.screens import preload
 from midstream.tui.state.series_cache import SeriesCache
 from midstream.tui.widgets.curve import CurveView
+from support.module_time import replace_time
 from support.tui import fleets
 from support.tui.screens import app_over, settle
 

@@ -8,13 +8,13 @@ import threading
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
-from tests.support.module_time import replace_time
 
 from midstream.hosts import deadline
 from midstream.hosts.concurrency_limit import ConcurrencyLimit
 from midstream.hosts.reconnect import CALL, FEED, MIGRATION, Reconnect
 from midstream.watch import poll_interval
 from midstream.watch.poll_interval import PollInterval
+from support.module_time import replace_time
 
 
 class Machine:

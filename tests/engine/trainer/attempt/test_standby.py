@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.support.module_time import replace_time
 
 from midstream_core import records
 from midstream_core.attempt import standby_lease
@@ -21,6 +20,7 @@ from midstream_engine.processes.rendezvous import Processes
 from midstream_engine.runtime.attempt_record import open_attempt
 from support.engines.engine_process import train_all
 from support.engines.standby_engine import Held
+from support.module_time import replace_time
 from support.paths import CONFIGS
 
 pytestmark = pytest.mark.drawn

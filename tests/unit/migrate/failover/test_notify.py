@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.module_time import replace_time
 
 from midstream.errors import UsageError
 from midstream.fleet.fleet_file import parse_fleet
@@ -16,6 +15,7 @@ from midstream.fleet.notify_config import NotifyConfig
 from midstream.migrate import webhook
 from midstream.migrate.notify import notify_all
 from support.loopback import Loopback, Quiet
+from support.module_time import replace_time
 
 NOT_HTTP, BUSY = 0, 503
 EVENT = {"event": "guard", "kind": "lost", "run": "webtext", "message": "gpu1 <!channel> & \x1b[31mlost"}

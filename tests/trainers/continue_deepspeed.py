@@ -1,6 +1,6 @@
 """Train transformers' model with DeepSpeed from an export of `midstream`, on given batches.
 
-``torchrun ... deepspeed_causal.py EXPORT BATCHES.npy RATES.json [--universal]``: RATES has the learning rate of each
+``torchrun ... continue_deepspeed.py EXPORT BATCHES.npy RATES.json [--universal]``: RATES has the learning rate of each
 update, as the script's own schedule. Prints each step's loss exactly.
 """
 
