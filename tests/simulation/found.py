@@ -83,6 +83,14 @@ FOUND = (
     _found(6010357, "copied state", "live", "disk", "18:kill process after,84:cut bucket:4000"),
     # A process that was suspended had rehearsed from another checkpoint than the replica that another one started.
     _found(6006479, "copied state", "live", "group", "36:freeze process:700"),
+    # A rollback closed the target, and the source had lost the sealed checkpoint: no host could train.
+    _found(
+        6063796,
+        "copied state",
+        "warm",
+        "bucket without conditions",
+        "37:request lost,70:snapshot target:700,94:crash source:60",
+    ),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

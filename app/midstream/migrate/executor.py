@@ -258,6 +258,7 @@ def _roll_back(migration: Migration, why: str, code: Exit) -> Exit:
         _journal_failure(migration, phase_names.ROLLBACK, error.message)
         return moved_on(migration, error)
     except TargetTrainsError as error:  # nothing was undone, and each continuation begins with this phase
+        migration.directory.withdraw_request()
         migration.journal.write(
             "note", phase=phase_names.RELAUNCH, state=WITHDRAWN, message="the rollback is withdrawn"
         )

@@ -11,7 +11,7 @@ from midstream.migrate.steps.ownership_records import may_have_started
 from midstream.migrate.steps.preemption import preempted
 from midstream.migrate.steps.record_commands import show_log
 from midstream.migrate.steps.source_return import put_fence
-from midstream.migrate.steps.target_progress import keeps_steps, refuse_giving_up
+from midstream.migrate.steps.target_progress import keeps_steps, refuse_giving_up, refuse_lost_seal
 from midstream_core import records
 
 STOP_TIMEOUT = 300.0  # seconds
@@ -60,6 +60,8 @@ def _stop_target(migration: Migration, back: records.Fence, *, started: bool) ->
     keeps = there.epoch <= plan.epoch and keeps_steps(migration)
     if keeps:
         refuse_giving_up(migration)
+    if there.epoch <= plan.epoch:
+        refuse_lost_seal(migration)
     attempt = migration.target_group.attempt_of_migration(plan.migration)
     if attempt:
         migration.journal.record(

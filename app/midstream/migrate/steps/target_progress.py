@@ -9,7 +9,10 @@ from midstream_core.listed_checkpoint import newest_checkpoint
 
 
 class TargetTrainsError(MidstreamError):
-    """Error: a rollback that no user has requested would give up steps of the target."""
+    """Error: a rollback would give up steps of the target that no user gives up.
+
+    Nothing was undone: it is withdrawn.
+    """
 
 
 def newest_of_target(migration: Migration) -> StartingPoint | None:
@@ -57,4 +60,26 @@ def refuse_giving_up(migration: Migration) -> None:
         raise TargetTrainsError(
             f"{plan.target} has done steps {sealed.step + 1} to {step} of {plan.run_id}, which a rollback gives up",
             ways_to_continue(migration),
+        )
+
+
+def refuse_lost_seal(migration: Migration) -> None:
+    """Raise TargetTrainsError where the target has steps, and the source cannot go on.
+
+    The target is closed before the source is started: without the sealed checkpoint no host could train.
+
+    Raises HostError if one of them does not answer.
+    """
+    plan, facts = migration.plan, migration.journal.facts
+    if facts.sealed is None or not facts.source_was_running:
+        return
+    step = facts.sealed.step
+    if any(checkpoint.step == step for checkpoint in migration.source_group.describe().usable):
+        return
+    if shown := shown_step(migration):
+        raise TargetTrainsError(
+            f"{plan.source} has no complete checkpoint of step {step} any more, and {plan.target} has step {shown} of "
+            f"{plan.run_id}, which stays there",
+            f"midstream --continue {plan.migration} goes on there, then midstream --migrate {plan.run_id} "
+            f"--to {plan.source} moves it back",
         )

@@ -12,11 +12,13 @@ from midstream.migrate.journal import migration_state, phase_names
 from midstream.migrate.journal.facts import Facts
 from midstream.migrate.journal.journal import begun_rollback, read_events
 from midstream.migrate.phases.certify import NotCertifiedError
+from midstream.migrate.phases.relaunch import Relaunch
 from midstream.migrate.phases.seal import _refuse_started_since
 from midstream.migrate.steps.migration import Migration
+from midstream.migrate.steps.target_progress import refuse_lost_seal
 from midstream_core import records
 from support.migrations.sample_plan import changed
-from support.run_directory import RunDirectory
+from support.run_directory import RunDirectory, write_checkpoint
 from unit.migrate.execution.test_executor import Step, carry_out, migration, raising, unsealed
 
 __all__ = ["migration"]  # the fixture
@@ -82,6 +84,22 @@ def test_failed_certificate_gives_the_steps_up(
     saves(tmp_path, 11)
     assert carry_out(migration, monkeypatch, failing) == Exit.NOT_CERTIFIED
     assert migration.directory.view().state == migration_state.ROLLED_BACK
+
+
+def test_rollback_needs_the_sealed_checkpoint(
+    migration: Migration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Retention had removed it from a bucket: the target was closed, and no host could train."""
+    migration.journal.record(Facts(relaunching=True, target_attempt=2, source_was_running=True))
+    saves(tmp_path, 11)
+    migration.directory.request_rollback(agreed=True)
+    carry_out(migration, monkeypatch, Relaunch(), rollback=True)
+    view, fence = migration.directory.view(), records.Fence.read(migration.target_paths.fence)
+    assert "a has no complete checkpoint of step 7 any more, and b has step 11 of r" in view.error
+    assert (view.state, fence.epoch) == (migration_state.INTERRUPTED, 2)
+    assert not migration.directory.rollback_requested()
+    write_checkpoint(migration.source_paths, 7)
+    refuse_lost_seal(migration)
 
 
 @pytest.mark.parametrize("state", ["failed", "lost"])
