@@ -91,6 +91,8 @@ FOUND = (
         "bucket without conditions",
         "37:request lost,70:snapshot target:700,94:crash source:60",
     ),
+    # The owner's root was restored from before its fence, which was repaired: a number of a start was given twice.
+    _found(6170574, "and back", "live", "group", "11:snapshot source:60,76:snapshot target:60"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

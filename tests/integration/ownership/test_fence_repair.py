@@ -139,6 +139,34 @@ def test_claims_of_a_former_owner_enter_no_repair(
         assert all(epoch < 9 for _, epoch, _ in kept), after
 
 
+@pytest.mark.parametrize(("claimed", "after"), [(3, 3), (LARGEST, 0)])
+def test_number_of_a_start_on_another_host_is_not_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], claimed: int, after: int
+) -> None:
+    """The owner's root was restored, and another host has a copy of a checkpoint of the start that is lost.
+
+    On the old code the next start had the number of the lost one, and its fence accepted that checkpoint.
+    """
+    with restored_cases.opened(tmp_path):
+        history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
+    owner = history.paths("two")
+    assert records.Fence.read(owner.fence).order == (2, 0)
+    former = RunDirectory.__new__(RunDirectory)
+    former.paths = history.paths("one")
+    file = Path(former.paths.checkpoint(former.checkpoint(35, 7, 2)), records.MANIFEST)
+    records.write_json(str(file), {**records.read_json(str(file)), "start": claimed})
+    Path(owner.fence).unlink()
+    with state(history.room / "ann"):
+        code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--yes"])
+    said = capsys.readouterr()
+    assert code == 0, said
+    fence = records.Fence.read(owner.fence)
+    assert fence.order == (2, after), said
+    taken = start_number.take(owner, 2, lambda fence: newest_complete(owner, fence))
+    assert taken is not None
+    assert not (claimed == after and taken.accepts(2, 35, claimed))
+
+
 def test_last_epoch_of_a_lineage_ends_no_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

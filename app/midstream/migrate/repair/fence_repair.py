@@ -91,7 +91,7 @@ def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
 
 
 def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, evidence: list[str]) -> Found:
-    """Return ``base`` with the newest start of its epoch that its owner shows.
+    """Return ``base`` with the newest start of its epoch that its owner shows, or that another host's copy claims.
 
     An older start is closed where its successor continued: at its newest complete checkpoint before those of later
     starts.
@@ -110,6 +110,8 @@ def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, eviden
     for name, status in gathered.statuses():
         if name in names and status.epoch == base.epoch:
             shown[status.start] = f"{name}: attempt {status.attempt}"
+    if gathered.claimed_start:
+        shown.setdefault(gathered.claimed_start, "another host's copy of a checkpoint")
     newest = max(shown, default=0)
     if newest <= base.start:
         return base, evidence

@@ -45,6 +45,8 @@ class FleetEvidence:
         default_factory=dict[str, Sequence[tuple[int, int, int]]]
     )
 
+    claimed_start: int = 0  # of the owner's epoch, by checkpoints on hosts that do not own the run
+
     def lineages(self) -> dict[str, records.Lineage]:
         """Return the readable lineages by host."""
         return {name: evidence.lineage for name, evidence in self.hosts.items() if evidence.lineage is not None}
