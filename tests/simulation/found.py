@@ -93,6 +93,9 @@ FOUND = (
     ),
     # The owner's root was restored from before its fence, which was repaired: a number of a start was given twice.
     _found(6170574, "and back", "live", "group", "11:snapshot source:60,76:snapshot target:60"),
+    # A damaged status of an earlier attempt had been copied to the target: no repair determined it there.
+    _found(6105366, "liar", "warm", "disk", "32:kill engine,80:crash source:4000"),
+    _found(6182210, "migrate", "warm", "bucket", "19:kill engine,46:crash source:700,57:kill before line"),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -74,6 +74,8 @@ def settle(world: World, dice: random.Random, consents: list[int]) -> None:
         healthy, struck = world.healthy(), len(world.struck)
         world.wait(world.command(*hints.agreed(command), state=state))
         vain[f"{state} {hints.line(command)}"] += healthy and not world.troubled and len(world.struck) == struck
+        if "the damaged file is kept as" in world.said[-1][2]:
+            vain.clear()  # it is another damaged file that the next command may name
         consents += map(int, OLDER.findall("\n".join(text for _, _, text in world.said)))
     raise BrokenError(f"after {ATTEMPTS} commands the run trains on {world.trains()}, open: {is_open(world)}")
 

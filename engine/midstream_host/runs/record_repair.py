@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import time
-from typing import Dict, Iterator, List, Optional, Tuple, Type, TypeVar
+from typing import Dict, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union
 
 from midstream_core import records
 from midstream_core.json_types import JsonObject, JsonValue, object_or_empty
@@ -197,10 +197,32 @@ def _running(paths: records.RunPaths, files: records.AttemptPaths) -> str:
             age = max(0.0, time.time() - status.heartbeat)
             if age < leftovers.QUIET:
                 return "process {} had a heartbeat on {} {:.0f} s ago".format(process, status.host, age)
+    others = _processes_of_others(paths, files)
     for pid, words in _engines():
-        if paths.run_id in words:
+        if paths.run_id in words and pid not in others and not others.intersection(words):
             return "a process of an engine runs for {} (pid {})".format(paths.run_id, pid)
     return ""
+
+
+def _processes_of_others(paths: records.RunPaths, files: records.AttemptPaths) -> Set[Union[int, str]]:
+    """Return what proves that a process is another attempt's.
+
+    The numbers of running processes that the records of the others identify, and their directories, which
+    supervisors have in their command lines.
+    """
+    others: Set[Union[int, str]] = set()
+    for number in run_state.attempts(paths):
+        other = paths.attempt(number)
+        if other.dir == files.dir:
+            continue
+        others.add(other.dir)
+        for process in _numbers(other):
+            status = _read(records.Status, other.status(process))
+            launched = _read(records.ProcessIdentity, other.launched(process))
+            for identity in (status.identity if status else None, launched):
+                if identity is not None and records.is_running(identity):
+                    others.add(identity.pid)
+    return others
 
 
 def _engines() -> Iterator[Tuple[int, List[str]]]:

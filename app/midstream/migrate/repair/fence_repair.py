@@ -91,8 +91,9 @@ def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
 
 
 def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, evidence: list[str]) -> Found:
-    """Return ``base`` with the newest start of its epoch that its owner shows, or that another host's copy claims.
+    """Return ``base`` with the newest start of its epoch that is shown.
 
+    Its owner shows it, or another host's copy of a checkpoint claims it.
     An older start is closed where its successor continued: at its newest complete checkpoint before those of later
     starts.
     """

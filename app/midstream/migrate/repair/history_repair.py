@@ -117,6 +117,9 @@ def lost_status(
     if attempt.running:
         raise UndeterminedError(f"{attempt.running}: a running engine writes its status again within seconds")
     if process_evidence.launched is None:
+        where_it_ran = _status_where_it_ran(gathered, host, number, process)
+        if where_it_ran is not None:
+            return where_it_ran
         raise UndeterminedError("launch.json, which identifies the process, cannot be read")
     launched = process_evidence.launched
     readable = "lineage.json" not in host_evidence.damaged
@@ -166,6 +169,24 @@ def lost_status(
         namespace=launched.namespace,
     )
     return status, evidence
+
+
+def _status_where_it_ran(
+    gathered: FleetEvidence, host: str, number: int, process: int
+) -> tuple[records.Status, list[str]] | None:
+    """Return a copied attempt's status from the host that ran it.
+
+    None where that host does not show it.
+    """
+    entry = _lineage_entry(gathered, number)
+    ran_on = gathered.targets.get(entry.target, ()) if entry is not None else ()
+    for name in () if host in ran_on else ran_on:
+        attempts = gathered.hosts[name].attempts if name in gathered.hosts else []
+        processes = [shown for attempt in attempts if attempt.attempt == number for shown in attempt.processes]
+        for shown in processes:
+            if shown.process == process and shown.status is not None:
+                return shown.status, [f"lineage: attempt {number} ran on {name}, which has this status of it"]
+    return None
 
 
 def _lineage_entry(gathered: FleetEvidence, number: int) -> records.LineageEntry | None:

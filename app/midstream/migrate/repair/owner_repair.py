@@ -56,8 +56,9 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
 
 
 def _claimed_start(gathered: FleetEvidence, epoch: int, owners: set[str]) -> int:
-    """Return the newest start of ``epoch`` of which another host has a complete checkpoint; 0: none.
+    """Return the newest start of ``epoch`` that another host has a checkpoint of.
 
+    0 without one.
     It is a claim that gives nothing to who makes it. If it is true, the owner's disk was restored, and another start
     with that number would accept the copy as its own.
     """
