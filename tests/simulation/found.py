@@ -96,6 +96,14 @@ FOUND = (
     # A damaged status of an earlier attempt had been copied to the target: no repair determined it there.
     _found(6105366, "liar", "warm", "disk", "32:kill engine,80:crash source:4000"),
     _found(6182210, "migrate", "warm", "bucket", "19:kill engine,46:crash source:700,57:kill before line"),
+    # The owner's root was restored with its records: the repair that was named did not look at its own host.
+    _found(
+        6195215,
+        "migrate",
+        "cold",
+        "cluster",
+        "35:snapshot target:5,38:snapshot source:700,81:isolate nodes later",
+    ),
     # Of earlier days.
     Schedule(65517078),
     Schedule(662596669),

@@ -59,9 +59,12 @@ def unproven_run(run_id: str, snapshot: Snapshot) -> UsageError:
     claims = [f"{host}: {standing.reason}" for host, standing in judgement.standings.items()]
     if not claims:
         return unknown_run(run_id, snapshot)
+    copies = snapshot.copies(run_id)
+    restored = next((copy.host for copy in copies if copy.host in judgement.owner_hosts), "")
+    repair = f"midstream --repair {run_id}"
     return UsageError(
         f"no host shows a copy of {run_id} that is proven: {'; '.join(claims)}",
-        f"midstream --repair {run_id} shows what each host has",
+        f"{repair} --on {restored} shows what is known of it" if restored else f"{repair} shows what each host has",
     )
 
 
