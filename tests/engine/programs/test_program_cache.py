@@ -106,7 +106,7 @@ def test_program_cache_stores_programs_of_jax_cache(all_in_jax_cache: Path, monk
         patch.setattr(xla_compiler, "backend_compile_and_load", lambda *_: pytest.fail("it was compiled again"))
         assert updated(setup, compile_step(setup)) == made
         compile_reference_losses(setup)
-    assert len(list(all_in_jax_cache.iterdir())) == 4
+    assert len([file for file in all_in_jax_cache.iterdir() if not file.name.startswith("jit_")]) == 4, "jax's aside"
     with monkeypatch.context() as patch:
         patch.setattr(jax, "jit", lambda *_, **__: pytest.fail("it was traced again"))
         step, reference = compile_step(setup), compile_reference_losses(setup)
