@@ -33,7 +33,7 @@ KILL_WAIT = 30.0  # seconds from SIGTERM to SIGKILL of a cancelled job
 NODE_TIMEOUT = 60.0  # seconds until a node that does not answer counts as failed
 REQUEUE_DELAY = 120.0  # seconds until a requeued job may start again
 MIN_JOB_AGE = 300.0  # seconds for which the queue shows a job that has ended
-WAITS = (1.0, 1.0, 20.0, 200.0, 700.0)  # seconds in the queue
+WAITS = (1.0, 1.0, 20.0, 200.0, 1500.0)  # seconds in the queue
 LAGS = (0.0, 5.0, 400.0)  # seconds by which the accounting is late
 BUSY = "Job can not be altered now, try again later"
 

@@ -30,7 +30,7 @@ from simulation.operating_system import replace_everywhere
 from simulation.scheduler import SCHEDULER
 from simulation.world import RUN, WORLDS, append, identity_of, start_engine
 
-WATCH_INTERVAL = 2 * pace.POLL  # seconds between two polls of a host
+WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
 
 def _spawn_attempt(
@@ -157,4 +157,4 @@ def install() -> None:
     migration_process.WATCH_INTERVAL = WATCH_INTERVAL  # type: ignore[misc]
     polls = watcher.PollInterval
     watcher.PollInterval = lambda seconds, hosts: polls(max(seconds, WATCH_INTERVAL), hosts)  # type: ignore[misc]
-    status_file.HEARTBEAT = 2 * engine.STEP  # type: ignore[misc]
+    status_file.HEARTBEAT = engine.STEP  # type: ignore[misc]

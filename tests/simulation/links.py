@@ -16,7 +16,6 @@ from midstream.hosts.rpc import remote_call
 from midstream.hosts.rpc.remote_call import Job
 from midstream_host.machine import probe
 from simulation.machines import Machine, Pipe, SimulatedProcess, present
-from simulation.pace import LOOK
 from simulation.scheduler import SCHEDULER
 
 LATENCY = 0.005  # seconds, one way
@@ -262,7 +261,7 @@ class _Writer:
 class _Reader:
     """``stdout`` of a program, at the operator's end."""
 
-    POLL = LOOK  # seconds between two looks at a link that was cut
+    POLL = 3.0  # seconds between two looks at a link that was cut
 
     def __init__(self, program: SimulatedProgram) -> None:
         self._program = program

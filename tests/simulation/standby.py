@@ -47,7 +47,7 @@ class Standby(EngineProcess):
             fence = save_fence.read_fence(self.paths)
             if fence is not None and fence.epoch > self.attempt.epoch:
                 raise FencedError(f"the run has passed to {fence.owner} (ownership {fence.epoch})")
-            time.sleep(STEP / 2)
+            time.sleep(0.5)
         return None
 
     def _unfit(self, command: records.Command) -> str:

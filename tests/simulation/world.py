@@ -31,6 +31,7 @@ OTHER = "r-r"  # a run on the same roots that no command names
 AHEAD = (0.0, 0.0, 0.0, 0.3, -0.3, 50.0, -50.0, 90000.0)  # seconds of a clock before the true time
 NEAR = (0.0, 0.3, -0.3, 2.0)  # the same, of a cluster's node before its login node
 JUMPS = (0.0, 0.0, 0.0, 2.0, -2.0, 500.0, -500.0, 90000.0, -90000.0)  # seconds by which a clock jumps at a reboot
+WATCH_INTERVAL = 5.0  # seconds between two polls of a host
 
 
 @dataclass

@@ -16,7 +16,6 @@ from midstream.watch.snapshot import RunView, Snapshot
 from midstream_core import records
 
 CHECK_INTERVAL = 2.0  # seconds between two calls of a check
-REQUEST_INTERVAL = 1.0  # seconds between two looks for requests of the user
 UNSEEN_TIMEOUT = 60.0  # seconds in contact; an engine that runs replaces a status that a power cut has damaged
 
 
@@ -113,7 +112,7 @@ def wait_for(
                 return True
             return False
 
-        if watch.wait_for(matches, timeout=REQUEST_INTERVAL) is not None and matching:
+        if watch.wait_for(matches, timeout=1.0) is not None and matching:
             return matching[-1]
         _report_step(migration, host)
         view = watch.snapshot().host(host)
