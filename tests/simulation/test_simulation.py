@@ -15,6 +15,8 @@ PROGRAM = Path(__file__).parent / "simulate.py"
 SAMPLE = 30  # schedules
 PAGE = PROGRAM.parents[2] / "docs/explanation/simulation-known-faults.md"
 FOUND = re.findall(r"^\| `(\w+)`(?!.*not found)", PAGE.read_text(), re.MULTILINE)
+# A rollback without the sealed checkpoint is withdrawn: what removes the checkpoint breaks no promise any more.
+HIDDEN = ["pin_expires_by_own_clock", "sealed_checkpoint_is_pruned"]
 
 
 def simulate(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -48,9 +50,12 @@ def test_same_seed_gives_the_same_story() -> None:
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", sorted(FOUND + HIDDEN))
 def test_known_fault_is_found(name: str) -> None:
-    done = simulate("--known", name, "--seconds", "300", "--trials", "0")
+    done = simulate("--known", name, "--seconds", "20" if name in HIDDEN else "300", "--trials", "0")
+    if name in HIDDEN:
+        assert done.returncode == 0, done.stdout + done.stderr
+        return
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search("BrokenError|EndlessWaitError", done.stdout)
 
