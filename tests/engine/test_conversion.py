@@ -292,6 +292,7 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", CONTINUED)
 def test_converted_model_trains_from_its_configuration(continued: Path, name: str) -> None:
     path = continued / "root" / "runs" / f"{name}-1e-2" / "attempts" / "001" / "metrics.jsonl"
@@ -300,6 +301,7 @@ def test_converted_model_trains_from_its_configuration(continued: Path, name: st
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", CONTINUED)
 def test_converted_run_is_exported_again(continued: Path, name: str) -> None:
     size = read_json(str(HUGGING_FACE / name / "config.json"))["vocab_size"]

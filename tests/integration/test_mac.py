@@ -45,6 +45,7 @@ def test_simulation_hides_linux(mac: Path) -> None:
     assert uses(mac) == ["used /proc/self"]
 
 
+@pytest.mark.drawn
 @pytest.mark.system
 def test_status_metrics_costs_and_a_plan_between_two_hosts(lab: Lab, mac: Path) -> None:
     one, two = lab.host("mac-one", devices=2), lab.host("mac-two", devices=2)

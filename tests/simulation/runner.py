@@ -216,7 +216,10 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--each", nargs="*", metavar="KIND", help="every call of each mode with one fault of these kinds"
     )
-    flags.add_argument("--found", action="store_true", help="the schedules that broke an invariant once (found.py)")
+    flags.add_argument(
+        "--found", nargs="?", const="0/1", metavar="PART/PARTS",
+        help="the schedules that broke an invariant once (found.py), or each so many-th of them",
+    )  # fmt: skip
     flags.add_argument("--known", metavar="NAME", help="put a fault of the project's history back (known_faults.py)")
     flags.add_argument(
         "--known-all", nargs="*", metavar="NAME", help="put each of these or of all back, and write the docs' table"
@@ -285,7 +288,8 @@ def main() -> int:
     if options.found:
         from simulation.found import FOUND
 
-        schedules = iter(FOUND)
+        part, parts = map(int, options.found.split("/"))
+        schedules = iter(FOUND[part % parts :: parts])
     if options.results is not None:
         schedules = not_yet_run(schedules, options.results)
     campaign = Campaign(directory, options.show, options.known, trials=options.trials, results=options.results)

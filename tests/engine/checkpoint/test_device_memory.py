@@ -207,6 +207,7 @@ def test_saver_copies_on_devices_and_training_goes_on(
     assert written == objects_of(paths, "step-4-a001")
 
 
+@pytest.mark.drawn
 def test_saver_without_device_memory_fetches_from_then_on(
     parts: Parts,
     saver: tuple[Saver, StatusFile, RunPaths],

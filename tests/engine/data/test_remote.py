@@ -360,6 +360,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.drawn
 @pytest.mark.usefixtures("bucket")
 def test_block_cache_too_small_is_shared_by_processes(corpus: Path) -> None:
     here = opened(corpus / "one", config(corpus))

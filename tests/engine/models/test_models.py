@@ -107,6 +107,7 @@ def test_rematerialisation_keeps_gradient(plain: tuple[float, Any], policy: str)
     assert_same(measured(LLAMA, gradient_checkpointing=policy), plain, 1e-6)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("fused", [True, False])
 def test_blockwise_loss_equals_plain_loss(plain: tuple[float, Any], fused: bool) -> None:
     assert_same(measured(LLAMA, fused, cross_entropy_block_size=32), plain)
@@ -235,6 +236,7 @@ def test_fsdp_and_tensor_parallelism_keep_loss(config: LmConfig) -> None:
     assert {"data", "model"} <= {part for part in sharding.spec if part}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("backend", ["splash", "triton"])
 def test_kernels_run_on_a_mesh(backend: str) -> None:
     layout = build_layout(load_config(["--trainer.model_axis_size", "2"]).config.trainer, jax.devices()[:4])

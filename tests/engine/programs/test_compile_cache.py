@@ -169,6 +169,7 @@ def compiled(root: Path, extra: Mapping[str, str] | None = None) -> tuple[int, i
     return int(hits), int(misses), done.stderr
 
 
+@pytest.mark.drawn
 def test_programs_of_one_root_are_found_under_another(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "a" / "deeper" / "two"
     hits, misses, _ = compiled(one)
@@ -185,6 +186,7 @@ def test_programs_of_one_root_are_found_under_another(tmp_path: Path) -> None:
     assert compiled(two)[:2] == (misses, 0), "they were replaced"
 
 
+@pytest.mark.drawn
 def test_programs_of_jax_are_shared_through_a_bucket(bucket: BucketServer, tmp_path: Path) -> None:
     extra = {**bucket.environment, "JAX_COMPILATION_CACHE_DIR": URL}
     hits, misses, _ = compiled(tmp_path / "one", extra)

@@ -70,6 +70,7 @@ def updated(setup: CompilePlan, program: Any) -> list[bytes]:
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((state.model, state.optimizer, result))]
 
 
+@pytest.mark.drawn
 def test_program_cache_returns_an_equal_program(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = plan()
     made = compile_step(setup)
@@ -95,6 +96,7 @@ def all_in_jax_cache(cache: Path) -> Iterator[Path]:
         jax.config.update(name, value)
 
 
+@pytest.mark.drawn
 def test_program_cache_stores_programs_of_jax_cache(all_in_jax_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an upgrade jax still has the program, and midstream has none of the new code."""
     setup = plan(devices=1)
@@ -154,6 +156,7 @@ def test_program_cache_stores_none_without_its_bytes(
         assert list(all_in_jax_cache.glob("step-*")) == []
 
 
+@pytest.mark.drawn
 def test_program_cache_removes_programs_unused_for_a_month(cache: Path) -> None:
     setup = plan()
     compile_step(setup)

@@ -75,6 +75,7 @@ def plan_with(value: str) -> CompilePlan:
     return make_plan(load_config(flags).config, jax.devices()[:1])
 
 
+@pytest.mark.drawn
 def test_stored_products_are_not_computed_again() -> None:
     counts = {value: len(re.findall(r" dot\(", compile_step(plan_with(value)).as_text()))
               for value in ("true", "attention", "qkv+attention+mlp", "false")}  # fmt: skip

@@ -51,6 +51,7 @@ def test_float32_sums_do_not_depend_on_the_devices(tmp_path: Path, name: str) ->
     assert difference(eight, alone) < (2e-3 if name.startswith("gpt2") else 1e-5)
 
 
+@pytest.mark.drawn
 def test_float32_computation_is_not_changed(tmp_path: Path) -> None:
     float32 = ("--trainer.mp", "f32", "--model.num_layers", "1")
     plain = gradients(tmp_path, "llama_tiny.yaml", 2, *float32)

@@ -87,6 +87,7 @@ def test_last_numbers_end_a_launch_at_once(
     assert run.attempt == 3, "no further engine was started"
 
 
+@pytest.mark.drawn
 def test_false_epoch_ends_a_running_engine_cleanly(lab: Lab, runs: Callable[..., Run]) -> None:
     """On the old code the engine failed with an overflow when it read it."""
     host = lab.local("one", devices=1)

@@ -24,6 +24,7 @@ from support.tui.prepared_actions import PreparedActions
 from support.tui.screens import app_over, screen_text, settle
 
 
+@pytest.mark.drawn
 @pytest.mark.long
 @pytest.mark.long
 async def test_command_line_jumps_from_any_screen() -> None:

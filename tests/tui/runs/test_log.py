@@ -160,6 +160,7 @@ async def test_log_folds_long_lines(log_app: LogApp) -> None:
     assert [line.strip() for line in (await log_app.text()) if line][-1] == "more"
 
 
+@pytest.mark.drawn
 @pytest.mark.long
 async def test_log_of_a_million_lines_scrolls_searches_and_folds(log_app: LogApp) -> None:
     lines = [f"step {number}" for number in range(1_000_000)]

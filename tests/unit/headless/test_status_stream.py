@@ -99,6 +99,7 @@ def lines_of(host: str) -> Iterator[dict[str, Any]]:
     yield {"event": "beat", "time": fleets.NOW, "cpu_used": 0.5, "accelerators": [], **sizes}
 
 
+@pytest.mark.drawn
 @pytest.mark.long
 def test_status_of_1000_hosts_streams(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host_feed, "HostFeed", SimulatedFeed)

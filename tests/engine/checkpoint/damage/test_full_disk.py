@@ -25,6 +25,7 @@ def _still(path: Path) -> bool:
     return True
 
 
+@pytest.mark.drawn
 @pytest.mark.system
 def test_full_disk_pauses_rows_and_loses_none(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64m") as mounted:

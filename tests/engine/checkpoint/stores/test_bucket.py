@@ -372,6 +372,7 @@ def test_bucket_half_deleted_checkpoint_stays_deleted(paths: RunPaths, server: B
 # --------------------------------------------------------------------------------------------------------- end to end
 
 
+@pytest.mark.drawn
 def test_bucket_killed_engine_resumes_on_another_host(server: BucketServer, tmp_path: Path) -> None:
     flags = ("--trainer.checkpointer.base_path", URL, "--trainer.checkpointer.keep", "[{every: 5}]")
     cache = str(tmp_path / "compiled")

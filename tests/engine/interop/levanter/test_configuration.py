@@ -40,6 +40,7 @@ def opened(checkpoint: str, configuration: str) -> ForeignRun:
     return open_levanter(str(LEVANTER / checkpoint), str(LEVANTER / "configs" / f"{configuration}.yaml"))
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("release", RELEASES)
 def test_dump_imports_with_its_checkpoint(release: str) -> None:
     """Enumerations, durations and lists without types are read; paths and places of the machine are left out."""

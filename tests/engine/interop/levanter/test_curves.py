@@ -61,6 +61,7 @@ def band(name: str) -> float:
     return BANDS[name.rsplit("-", 1)[1]]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(("name", "devices"), CASES)
 def test_thirty_updates_have_levanters_losses(
     name: str, devices: int, continuation: Callable[[str, int], Continuation]

@@ -87,6 +87,7 @@ def test_threefry_equals_jax_random(seed: int) -> None:
         np.testing.assert_array_equal(jax.random.permutation(key, count), threefry.permutation(ours, count))
 
 
+@pytest.mark.drawn
 def test_imported_run_continues_with_levanters_losses(tmp_path: Path) -> None:
     """End of text separates documents; cache paths are relative to the configuration."""
     assert main([str(DATA / "run"), str(tmp_path / "out")]) == 0

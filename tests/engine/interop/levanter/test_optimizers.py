@@ -31,6 +31,7 @@ def expected(name: str) -> dict[str, Any]:
     return json.loads((OPTIMIZERS / name / "expected.json").read_text())
 
 
+@pytest.mark.drawn
 def test_skip_step_window_and_average_are_continued() -> None:
     """Before the checkpoint one of six updates was skipped; one of the next is skipped, too."""
     wanted = expected("skipstep")

@@ -16,6 +16,7 @@ def _complete(engine: Engine) -> set[str]:
     return {path.parent.name for path in Path(engine.paths.checkpoints).glob(f"step-*/{records.MANIFEST}")}
 
 
+@pytest.mark.drawn
 def test_damaged_fence_pauses_commits_until_readable(tmp_path: Path) -> None:
     every = ("--trainer.checkpointer.save_interval", "100ms", "--trainer.checkpointer.keep", "[{every: 5}]")
     with Engine(tmp_path, "--trainer.num_train_steps", "1000000", *every) as engine:

@@ -43,6 +43,7 @@ def digests(engine: Engine, attempt: int) -> dict[int, str]:
     return {row["global_step"]: row["batch_digest"] for row in engine.rows(attempt)}
 
 
+@pytest.mark.drawn
 def test_run_leaves_what_the_records_promise(uninterrupted_run: Engine) -> None:
     status = uninterrupted_run.status(1)
     assert status is not None
@@ -152,6 +153,7 @@ def test_sealed_source_refuses_to_continue(root: Path) -> None:
     assert "belongs to large" in log
 
 
+@pytest.mark.drawn
 def test_refused_attempt_reports_it_in_its_status(sealed: Engine, root: Path) -> None:
     for number, flags, code, said in [
         (3, [], records.EXIT_FENCED, "belongs to large"),
@@ -198,6 +200,7 @@ def test_command_with_other_root_digest_is_refused(sealed: Engine, root: Path) -
     assert not os.path.exists(engine.paths.attempt(5).metrics)
 
 
+@pytest.mark.drawn
 def test_migrated_run_continues_with_accumulation(sealed: Engine, root: Path, uninterrupted_run: Engine) -> None:
     flags = ["--trainer.per_device_parallelism", "1"]
     with start_with_command(sealed, root, restore_command(sealed), 6, *flags, devices=4) as engine:

@@ -94,6 +94,7 @@ def test_check_ends_the_run_before_its_loss_is_affected(kind: int, name: str, st
     FiniteCheck(other, status, ["w"]).check(np.array([kind]), 1.0, 5)
 
 
+@pytest.mark.drawn
 def test_state_that_is_not_finite_is_reported_and_not_saved(tmp_path: Path) -> None:
     flags = [
         "--optimizer.learning_rate", "1e38", "--optimizer.max_grad_norm", "null", "--optimizer.warmup", "0",

@@ -287,6 +287,7 @@ def test_saver_fenced_during_write_exits_at_next_boundary(
     assert list_checkpoints(paths) == []
 
 
+@pytest.mark.drawn
 def test_attempt_survives_failed_save_and_sigterm(tmp_path: Path) -> None:
     steps = ["--trainer.num_train_steps", "100000", "--trainer.checkpointer.keep", "[]"]
     with Engine(tmp_path, *steps) as engine:

@@ -96,6 +96,7 @@ def shard_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     return {name: array.value.addressable_shards[0].data.shape for name, array in flatten(tree).items()}
 
 
+@pytest.mark.drawn
 def test_fresh_state_is_bit_identical_on_any_mesh(root: str) -> None:
     alone = contents(made_on(root, 1))
     assert contents(made_on(root, 8)) == alone
@@ -103,6 +104,7 @@ def test_fresh_state_is_bit_identical_on_any_mesh(root: str) -> None:
     assert contents(made_on(root, 4, *flags)) == alone
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "option", [jax.default_prng_impl("rbg"), jax.threefry_partitionable(False)], ids=["rbg", "not-partitionable"]
 )
@@ -174,6 +176,7 @@ def test_tensor_parallelism_shards_axes_and_keeps_loss(root: str, fresh: TrainSt
     assert shapes["optimizer/adam/mu/blocks/stacked/attn/proj/weight"] == (2, 2, 16, 32)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     "flags",
     [
