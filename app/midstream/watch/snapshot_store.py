@@ -61,6 +61,8 @@ class SnapshotStore:
         self._hello: dict[str, ReportedFields] = {}
         self._inventory: dict[str, ReportedFields] = {}
         self._gauges: dict[str, ReportedFields] = {}  # of each host; a beat has the changed ones
+        # The last list of accelerators of each host, and what it says: a beat has it only where it has changed.
+        self._accelerators: dict[str, tuple[Sequence[JsonObject], tuple[Accelerator, ...]]] = {}
         self._system = {name: SystemSeries() for name in hosts}
         self._skew: dict[str, float] = {}
         self._bucket_checkpoints: dict[tuple[str, str], tuple[Sequence[JsonObject], str]] = {}  # by (prefix, run)
@@ -226,12 +228,19 @@ class SnapshotStore:
             disk_total=gauges["disk_total"],
             disk_free=gauges["disk_free"],
             clock_skew=skew,
-            accelerators=tuple(
-                reported(Accelerator, accelerator) for accelerator in gauges["accelerators"][:MAX_LISTED]
-            ),
+            accelerators=self._accelerators_of(host, gauges["accelerators"]),
             **self._inventory.get(host, {}),
         )
         self._hosts[host] = replace(view, link=LIVE, last_seen=now, error="", machine=machine)
+
+    def _accelerators_of(self, host: str, report: Sequence[JsonObject]) -> tuple[Accelerator, ...]:
+        """Return the accelerators of a report, the same tuple until a beat has others."""
+        before = self._accelerators.get(host)
+        if before is not None and before[0] is report:
+            return before[1]
+        accelerators = tuple(reported(Accelerator, accelerator) for accelerator in report[:MAX_LISTED])
+        self._accelerators[host] = report, accelerators
+        return accelerators
 
     def _changed(self) -> None:
         """Invalidate the snapshot. The caller has the lock."""

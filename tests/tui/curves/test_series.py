@@ -35,6 +35,57 @@ def test_pyramid_extremes_equal_those_of_values(seed: int) -> None:
         assert made.extent(start, stop) == ((min(finite), max(finite)) if finite else None)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_pyramid_in_blocks_equals_value_by_value(seed: int) -> None:
+    print(f"seed {seed}")
+    chance, made, values = random.Random(seed), Pyramid(), list[float]()
+    for _ in range(20):
+        gaps = chance.choice((0.0, 0.0, 0.01, 1.0))
+        more = [
+            chance.randrange(-4000, 4000) / 2 if chance.random() >= gaps else chance.choice((math.nan, math.inf))
+            for _ in range(chance.choice((0, 1, 15, 16, 17, 300, 5000)))
+        ]
+        made.extend(more)
+        values += more
+        slow = pyramid(values)
+        ranges = [(0, len(values)), *(tuple(sorted(chance.choices(range(len(values) + 1), k=2))) for _ in range(50))]
+        for start, stop in ranges:
+            finite = [value for value in values[start:stop] if math.isfinite(value)]
+            expected = (min(finite), max(finite), sum(finite), len(finite)) if finite else None
+            assert made.summary(start, stop) == slow.summary(start, stop) == expected
+
+
+def test_known_summaries_are_those_of_the_values_now() -> None:
+    chance, series = random.Random(1), Series()
+    for step in range(300_000):
+        series.append(step, chance.randrange(-4000, 4000) / 2)
+    kept = []
+    for _ in range(40):
+        before = series.columns(0, series.x[-1], 100)
+        series.append(len(series), 9000.0 + len(series))  # a new highest value, in the last column
+        columns = series.columns(0, series.x[-1], 100)
+        kept.append(len(set(before) & set(columns)))
+        assert series.values.summaries(columns) == [series.values.summary(*column) for column in columns]
+        beyond = [(len(series) - 5, len(series) + 5)]  # its values come later
+        assert series.values.summaries(beyond) == [series.values.summary(*beyond[0])]
+    assert sum(kept) >= 90 * len(kept), "a point that is appended leaves nearly all columns as they are"
+
+
+def test_wide_columns_end_near_the_place_of_their_edge() -> None:
+    series = Series()
+    for step in range(300_000):
+        series.append(step, 1.0)
+    for log in (False, True):
+        columns = series.columns(1, 299_999, 100, log)
+        assert columns[0][0] == 1
+        assert columns[-1][1] == len(series)
+        assert all(left[1] == right[0] for left, right in pairwise(columns))
+        for number, (start, stop) in enumerate(columns[:-1]):
+            share = (number + 0.5) / 99
+            edge = math.ceil(299_999**share if log else 1 + share * 299_998)
+            assert edge - (stop - start) / 64 <= stop <= edge
+
+
 def test_pyramid_keeps_spike_in_100000_points() -> None:
     values = [1.0] * 100_000
     values[61_234] = 512.0

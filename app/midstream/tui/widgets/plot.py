@@ -166,10 +166,10 @@ def draw(
     pattern = DASHES[(drawn.dash - 1) % len(DASHES)]
     total = weight = 0.0
     behind = 0
-    for column, (start, stop) in enumerate(series.columns(*span, 2 * envelope.width, log_x)):
+    columns = series.columns(*span, 2 * envelope.width, log_x)
+    for column, ((start, stop), summary) in enumerate(zip(columns, series.values.summaries(columns), strict=True)):
         if start == stop:
             continue
-        summary = series.values.summary(start, stop)
         if summary is None:  # only non-finite values: a gap
             before = averaged = None
             continue
