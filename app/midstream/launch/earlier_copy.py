@@ -21,6 +21,9 @@ def earlier_copy(judgement: Judgement, copies: Sequence[HostCopy], target: Targe
         earlier = {copy.host for copy in copies if judgement.has_earlier_fence(copy.host, copy.fence)}
         earlier = earlier if head.owner == target.name else set[str]()
         later = f"{head.owner} has it by a signed record (ownership {head.epoch})"
+        if not earlier and head.owner == target.name and (start := judgement.lost_start(dict(fences))):
+            host, fence = next(entry for entry in fences if entry[0] in judgement.owner_hosts)
+            return host, f"ownership {fence.epoch}, start {fence.start}", f"this machine has seen start {start}"
     else:
         name, newest = max(fences, key=lambda shown: shown[1].order, default=("", records.first_fence("")))
         own = newest.owner == target.name and name not in target.hosts

@@ -209,7 +209,8 @@ def sign_launch(
             f"run {run_id} was passed to {fence.owner} (ownership {fence.epoch}) without a signed record",
             "midstream --continue MIGRATION, on the machine that started the migration, finishes it",
         )
-    memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target)
+    started = fence.order if fence.epoch == chain.head.epoch else (0, 0)
+    memory.remember(chain, step=owned.newest.step, epoch=owned.newest.epoch, host=target, started=started)
     return chain
 
 

@@ -79,6 +79,18 @@ class Judgement:
         earlier = self.head is not None and fence is not None and 0 < fence.epoch < self.head.epoch
         return earlier and host in self.owner_hosts
 
+    def lost_start(self, fences: Mapping[str, records.Fence]) -> int:
+        """Return the newest start that this machine has seen, if it is lost.
+
+        0 where an owner's host shows it, or a later one. ``fences``: those of hosts. The disk of an owner that shows
+        earlier starts alone was restored: the next start would have the number of one that is lost.
+        """
+        head, seen = self.head, self.remembered
+        if head is None or seen is None or seen.chain.head.key != head.key or seen.start_epoch != head.epoch:
+            return 0
+        shown = [fence.order for host, fence in fences.items() if host in self.owner_hosts]
+        return seen.start if shown and max(shown) < (seen.start_epoch, seen.start) else 0
+
     def foreign(self, host: str) -> str:
         """Return why the records that a host shows prove nothing.
 

@@ -21,10 +21,10 @@ MOST = 256  # runs of which one look writes something: each write waits for the 
 
 
 def remember_owners(snapshot: Snapshot, only: Collection[str] | None = None) -> None:
-    """Remember the proven owner and the newest accepted checkpoint of each run.
+    """Remember owner, newest accepted checkpoint and start of each run.
 
-    ``only``: these runs, instead of all. What was remembered before stays. A state directory that cannot be written
-    does not end a look: a command that changes a run remembers by itself, and fails then.
+    The owner is proven. ``only``: these runs, instead of all. What was remembered before stays. A state directory that
+    cannot be written does not end a look: a command that changes a run remembers by itself, and fails then.
     """
     written = 0
     for run_id in snapshot.order.ids if only is None else only:
@@ -45,13 +45,17 @@ def remember_owners(snapshot: Snapshot, only: Collection[str] | None = None) -> 
         ]
         epoch, step, host = max(seen) if seen else (0, None, "")
         before = judgement.remembered
-        remembered = (-1, -1)
+        signed = judgement.chain.head.epoch
+        shown = [copy.fence.order for copy in owners if copy.fence is not None and copy.fence.epoch == signed]
+        started = max((order for order in shown if order[1] <= memory.MAX_START), default=(0, 0))
+        remembered, started_before = (-1, -1), (0, 0)
         if before is not None and before.chain.continues(judgement.chain):
             remembered = before.epoch, -1 if before.step is None else before.step
-        if (epoch, -1 if step is None else step) <= remembered:
+            started_before = before.start_epoch, before.start
+        if (epoch, -1 if step is None else step) <= remembered and started <= started_before:
             continue
         with suppress(MidstreamError):
-            memory.remember(judgement.chain, step=step, epoch=epoch, host=host)
+            memory.remember(judgement.chain, step=step, epoch=epoch, host=host, started=started)
             written += 1
 
 
@@ -64,4 +68,5 @@ def remember_stop(judgement: Judgement, host: str, ended: records.Status) -> Non
     if judgement.chain is None or saved is None or judgement.standing(host).kind != OWNER:
         return
     if ended.epoch <= judgement.chain.head.epoch:
-        memory.remember(judgement.chain, step=saved[0], epoch=ended.epoch, host=host)
+        started = ended.epoch, ended.start
+        memory.remember(judgement.chain, step=saved[0], epoch=ended.epoch, host=host, started=started)

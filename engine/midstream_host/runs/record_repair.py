@@ -99,8 +99,8 @@ def evidence(root: str, run_id: str) -> RunEvidence:
 def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileName:
     """Replace a damaged or missing record by ``value``, or by nothing (None).
 
-    A fence is also replaced by one of a later epoch. The old file is kept beside it; its new name is returned, empty
-    where there was no file.
+    A fence is also replaced by one of a later epoch or start. The old file is kept beside it; its new name is
+    returned, empty where there was no file.
 
     Raises:
         RefusedError: The record can be read: another process has repaired it. Or a newer midstream wrote it.
@@ -111,7 +111,7 @@ def put(root: str, run_id: str, file: str, value: Optional[JsonObject]) -> FileN
     new = kind.from_json(dict(value), file) if value is not None else None
     with records.locked(paths.lock):
         readable = file not in damaged_records.find(paths, most=MAX_DAMAGED) and os.path.lexists(path)
-        if readable and not (isinstance(new, records.Fence) and records.Fence.read(path).epoch < new.epoch):
+        if readable and not (isinstance(new, records.Fence) and records.Fence.read(path).order < new.order):
             raise run_state.RefusedError("{} of {} can be read by now: nothing was written".format(file, run_id))
         if damaged_records.newer(paths, [file]):
             raise run_state.RefusedError("a newer midstream wrote {} of {}: nothing was written".format(file, run_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from midstream import cli
+from midstream.ownership import memory
 from midstream_core import records
 from midstream_core.attempt import start_number
 from midstream_engine.checkpoint.loading.checkpoint_list import newest_complete
@@ -165,6 +167,66 @@ def test_number_of_a_start_on_another_host_is_not_given_again(
     taken = start_number.take(owner, 2, lambda fence: newest_complete(owner, fence))
     assert taken is not None
     assert not (claimed == after and taken.accepts(2, 35, claimed))
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["readable", "lost"])
+def test_start_that_this_machine_has_seen_is_not_given_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], readable: bool
+) -> None:
+    """The owner's root was restored, with a fence of an earlier start.
+
+    On the old code the next start had the number of a lost one, and `--restart` started it.
+    """
+    with restored_cases.opened(tmp_path):
+        history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
+    owner, earlier = history.paths("two"), b""
+    for number in range(1, 4):
+        taken = start_number.take(owner, 2, lambda fence: newest_complete(owner, fence))
+        assert taken is not None
+        assert taken.order == (2, number)
+        earlier = earlier or Path(owner.fence).read_bytes()
+    look, restart, repair = ("--status",), ("--restart", RUN, "--yes"), ("--repair", RUN, "--on", "two", "--yes")
+    with state(history.room / "ann"):
+        assert cli.main(["--fleet", str(history.file), *look]) == 0
+        Path(owner.fence).write_bytes(earlier if readable else b"{")
+        if readable:
+            capsys.readouterr()
+            assert cli.main(["--fleet", str(history.file), *restart]) == 2
+            said = capsys.readouterr().err
+            assert "start 1" in said, said
+            assert "this machine has seen start 3" in said, said
+            assert f"midstream --repair {RUN} --on two" in said, said
+        assert cli.main(["--fleet", str(history.file), *repair]) == 0, capsys.readouterr()
+    assert records.Fence.read(owner.fence).order == (2, 3)
+    taken = start_number.take(owner, 2, lambda fence: newest_complete(owner, fence))
+    assert taken is not None
+    assert taken.order == (2, 4)
+    assert not any(taken.accepts(2, 10**6, number) for number in range(4))
+
+
+@pytest.mark.parametrize(("shown", "kept"), [(memory.MAX_START, memory.MAX_START), (10**18, 1)])
+def test_start_that_no_run_reaches_is_not_remembered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: int, kept: int
+) -> None:
+    """A host that shows the last numbers wedges nothing; what it shows up to the bound can be repaired."""
+    with restored_cases.opened(tmp_path):
+        history = History(tmp_path / "history", random.Random(1), (("ann", "two", None),))
+    owner = history.paths("two")
+    honest = start_number.take(owner, 2, lambda fence: newest_complete(owner, fence))
+    assert honest is not None
+    with state(history.room / "ann"):
+        for start in (1, shown):
+            dataclasses.replace(honest, start=start).write(owner.fence)
+            assert cli.main(["--fleet", str(history.file), "--status"]) == 0
+        seen = memory.recall(RUN)
+        assert seen is not None
+        assert (seen.start_epoch, seen.start) == (2, kept)
+        honest.write(owner.fence)
+        code = cli.main(["--fleet", str(history.file), "--repair", RUN, "--on", "two", "--yes"])
+    assert code == 0, capsys.readouterr()
+    taken = start_number.take(owner, 2, lambda fence: newest_complete(owner, fence))
+    assert taken is not None
+    assert taken.order == (2, kept + 1)
 
 
 def test_last_epoch_of_a_lineage_ends_no_repair(

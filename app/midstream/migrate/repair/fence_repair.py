@@ -93,7 +93,7 @@ def _highest_epoch(gathered: FleetEvidence) -> tuple[int, str]:
 def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, evidence: list[str]) -> Found:
     """Return ``base`` with the newest start of its epoch that is shown.
 
-    Its owner shows it, or another host's copy of a checkpoint claims it.
+    Its owner shows it, this machine has seen it, or another host's copy of a checkpoint claims it.
     An older start is closed where its successor continued: at its newest complete checkpoint before those of later
     starts.
     """
@@ -111,8 +111,11 @@ def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, eviden
     for name, status in gathered.statuses():
         if name in names and status.epoch == base.epoch:
             shown[status.start] = f"{name}: attempt {status.attempt}"
-    if gathered.claimed_start:
-        shown.setdefault(gathered.claimed_start, "another host's copy of a checkpoint")
+    head = gathered.judgement.head
+    if (
+        head is not None and head.epoch == base.epoch
+    ):  # not after its own seal: those of another epoch say nothing of it
+        shown = {**gathered.claimed_starts, **shown}
     newest = max(shown, default=0)
     if newest <= base.start:
         return base, evidence

@@ -19,7 +19,6 @@ from midstream_host.runs import ownership
 from midstream_host.runs.record_repair import RunEvidence
 
 FILE = "ownership.json"
-MAX_CLAIMED_START = 10**6  # a host that does not own the run may raise the number of its next start up to here
 
 
 def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
@@ -37,7 +36,7 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
         names = set(gathered.hosts) if handed_on else {host}
     left_out = {f"{name}: fence.json" for name in gathered.hosts if name not in names}
     head = judgement.head
-    claimed = 0 if head is None else _claimed_start(gathered, head.epoch, {host, *judgement.owner_hosts})
+    claimed = {} if head is None else _claimed_starts(gathered, head, {host, *judgement.owner_hosts})
     fences = {
         location: fence
         for location, fence in gathered.fences.items()
@@ -52,23 +51,30 @@ def believed(gathered: FleetEvidence, host: str) -> FleetEvidence:
     if head is not None:  # the signed records say what the owner's fence is, whatever is damaged elsewhere
         names = {name for name in names if name == host or name in judgement.owner_hosts}
     damaged = [name for name in gathered.damaged_fences if name in names or name not in gathered.hosts]
-    return replace(gathered, hosts=hosts, fences=fences, damaged_fences=damaged, claimed_start=claimed)
+    return replace(gathered, hosts=hosts, fences=fences, damaged_fences=damaged, claimed_starts=claimed)
 
 
-def _claimed_start(gathered: FleetEvidence, epoch: int, owners: set[str]) -> int:
-    """Return the newest start of ``epoch`` that another host has a checkpoint of.
+def _claimed_starts(gathered: FleetEvidence, head: records.OwnershipRecord, owners: set[str]) -> dict[int, str]:
+    """Return starts of the ownership, and what shows each.
 
-    0 without one.
-    It is a claim that gives nothing to who makes it. If it is true, the owner's disk was restored, and another start
-    with that number would accept the copy as its own.
+    The newest that this machine has seen, and the newest that another host has a checkpoint of. The latter is a claim
+    that gives nothing to who makes it. If it is true, the owner's disk was restored, and another start with that number
+    would accept the copy as its own.
     """
     starts = [
         checkpoint.start
         for name, host_evidence in gathered.hosts.items()
         for checkpoint in host_evidence.checkpoints
-        if name not in owners and checkpoint.complete and checkpoint.epoch == epoch
+        if name not in owners
+        and checkpoint.complete
+        and checkpoint.epoch == head.epoch
+        and checkpoint.start <= memory.MAX_START
     ]
-    return max((start for start in starts if start <= MAX_CLAIMED_START), default=0)
+    claimed = {max(starts): "another host's copy of a checkpoint"} if starts else {}
+    seen = gathered.judgement.remembered
+    if seen is not None and seen.chain.head.key == head.key and (seen.start_epoch, seen.start) > (head.epoch, 0):
+        claimed[seen.start] = "what this machine has seen"
+    return claimed
 
 
 def _before(former: RunEvidence, epoch: int) -> RunEvidence:

@@ -96,7 +96,12 @@ def _on_host(gathered: FleetEvidence, host: str, host_evidence: record_repair.Ru
 def _behind(gathered: FleetEvidence, host: str, host_evidence: record_repair.RunEvidence) -> str:
     """Return in words that the owner's fence is an earlier copy; empty if not."""
     head, fence = gathered.judgement.head, host_evidence.fence
-    if head is None or fence is None or not gathered.judgement.has_earlier_fence(host, fence):
+    if head is None or fence is None:
+        return ""
+    fences = {name: shown.fence for name, shown in gathered.hosts.items() if shown.fence is not None}
+    if host in gathered.judgement.owner_hosts and (start := gathered.judgement.lost_start(fences)):
+        return f"it is an earlier copy (start {fence.start}), and this machine has seen start {start}"
+    if not gathered.judgement.has_earlier_fence(host, fence):
         return ""
     return f"it is an earlier copy (ownership {fence.epoch}), and a signed record says {head.owner} ({head.epoch})"
 

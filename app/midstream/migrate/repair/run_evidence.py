@@ -45,7 +45,8 @@ class FleetEvidence:
         default_factory=dict[str, Sequence[tuple[int, int, int]]]
     )
 
-    claimed_start: int = 0  # of the owner's epoch, by checkpoints on hosts that do not own the run
+    # Starts of the owner's epoch that its own records may lack, and what shows each.
+    claimed_starts: Mapping[int, str] = field(default_factory=dict[int, str])
 
     def lineages(self) -> dict[str, records.Lineage]:
         """Return the readable lineages by host."""
