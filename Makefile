@@ -52,8 +52,8 @@ test: $(STAMP)  ## the test suite without the long campaigns
 	@$(BIN)/python -m pytest -m "not slow" -n 3 --dist worksteal $(ARGS)
 
 # Without the tests that start tmux and other programs of the system, and the hundred that take a third of the time.
-# Many of the rest wait: four processes on two cores.
-quick: $(STAMP)  ## tests of core and host, unit and terminal UI tests
+# Of those of the terminal UI, the commit draws a quarter. Many of the rest wait: four processes on two cores.
+quick: $(STAMP)  ## tests of core and host, unit tests, a quarter of the terminal UI's
 	@$(BIN)/python -m pytest tests/core tests/host tests/unit tests/tui -m "not slow and not system and not long" -n 4 --dist worksteal -q $(ARGS)
 
 # ARGS names folders of tests in place of those of `make quick`.

@@ -40,6 +40,7 @@ atexit.register(shutil.rmtree, SHARED_STATE, ignore_errors=True)
 
 SUITE = 1000  # tests at least; who selects fewer gets all of them
 DRAWN = 15  # one of so many is drawn: so many commits that follow each other draw about two thirds of them
+SCREENS = 4  # `make quick` runs one of so many tests of the terminal UI
 
 
 def _seed_of_commit() -> int:
@@ -75,6 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random("spread").shuffle(names)  # neighbours take similar times
         chosen = set(names[int(os.environ["MIDSTREAM_TEST_SEED"]) % DRAWN :: DRAWN])
         left = {item for item in items if item.nodeid in groups and groups[item.nodeid] not in chosen}
+        if "not long" in str(config.option.markexpr):  # `make quick`
+            screens = [item for item in items if "tui" in item.path.parts and item not in left]
+            left.update(set(screens) - set(screens[int(os.environ["MIDSTREAM_TEST_SEED"]) % SCREENS :: SCREENS]))
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
     shuffled = random.Random(int(os.environ["MIDSTREAM_TEST_SEED"]))
