@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RELOAD_EXIT_CODE = 75  # the caller reads the fleet file again and starts another application
 SHORT_SCREEN = 20  # rows; a screen with fewer shows what is needed to act, and no empty lines
-ROWS_PER_REFRESH = 80_000  # rows of long runs added to curves per refresh: about 30 ms
+ROWS_PER_REFRESH = 80_000  # rows of long runs added to curves per refresh
 
 
 class BaseApp(App[int], inherit_bindings=False):
