@@ -112,9 +112,8 @@ def _with_starts(gathered: FleetEvidence, host: str, base: records.Fence, eviden
         if name in names and status.epoch == base.epoch:
             shown[status.start] = f"{name}: attempt {status.attempt}"
     head = gathered.judgement.head
-    if (
-        head is not None and head.epoch == base.epoch
-    ):  # not after its own seal: those of another epoch say nothing of it
+    # After its own seal the owner's fence has another epoch, of which these starts say nothing.
+    if head is not None and head.epoch == base.epoch:
         shown = {**gathered.claimed_starts, **shown}
     newest = max(shown, default=0)
     if newest <= base.start:
